@@ -1,0 +1,172 @@
+"""What goes into an engine and what comes out of it: plain data, no torch, no network."""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass, field
+
+
+class Role(enum.Enum):
+    PREFILL = "prefill"
+    DECODE = "decode"
+    PLAIN = "plain"
+
+
+class FinishReason(enum.Enum):
+    STOP = "stop"
+    LENGTH = "length"
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingParams:
+    """How the next token is drawn. Every field is already checked and filled in by the gateway.
+
+    temperature: 0 is greedy. top_p: (0, 1]. top_k: 0 is off. min_p: [0, 1], 0 is off.
+    seed: with the token's position it keys a counter-based generator, so that a retry, a recompute or another batch draws the same token.
+    max_tokens: answer length, the first token included. stop_token_ids: end-of-sequence tokens included, unless the client ignores them.
+    """
+
+    temperature: float = 0.0
+    top_p: float = 1.0
+    top_k: int = 0
+    min_p: float = 0.0
+    seed: int = 0
+    max_tokens: int = 16
+    min_tokens: int = 0
+    stop_token_ids: frozenset[int] = frozenset()
+
+
+@dataclass(frozen=True, slots=True)
+class Extent:
+    """A run of pages of the KV pool: [first, first + count)."""
+
+    first: int
+    count: int
+
+    @property
+    def end(self) -> int:
+        return self.first + self.count
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """Why a room ended badly. `code` is a gRPC status name (e.g. "UNAVAILABLE"), `origin` one of client, gateway, prefill, decode, transfer;
+    `cause` a bounded word for metrics; `message` names field, value, limit and remedy."""
+
+    code: str
+    origin: str
+    cause: str
+    message: str
+
+
+@dataclass(slots=True)
+class Request:
+    """One room's work for one engine. `prompt` is token ids. `deadline` and the two timeouts are on time.monotonic(), in seconds; None: no limit."""
+
+    room: int
+    prompt: list[int]
+    sampling: SamplingParams
+    deadline: float | None = None
+    bootstrap_deadline: float | None = None
+    waiting_deadline: float | None = None
+    arrived: float = 0.0
+    # Where the other half of the room lives; the engine only hands it to its port.
+    peer: object | None = None
+
+
+# --- what an engine reports ----------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Bootstrapped:
+    room: int
+
+
+@dataclass(frozen=True, slots=True)
+class Reserved:
+    room: int
+    num_pages: int
+    resident_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class PrefillStarted:
+    room: int
+
+
+@dataclass(frozen=True, slots=True)
+class TransferStarted:
+    room: int
+
+
+@dataclass(frozen=True, slots=True)
+class TransferStats:
+    """What the sender counted for one room. Durations in seconds: first put posted to the flush before the doorbell; last layer to doorbell rung."""
+
+    transport: str
+    num_bytes: int
+    num_puts: int
+    duration_s: float
+    exposed_s: float
+    digest: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Transferred:
+    room: int
+    stats: TransferStats
+
+
+@dataclass(frozen=True, slots=True)
+class KVReady:
+    room: int
+    digest_checked: bool
+    # From the sender's last layer to this report, seconds; 0 when the clocks cannot be compared.
+    exposed_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Token:
+    """Token number `index` of the answer (0 is the first)."""
+
+    room: int
+    index: int
+    token: int
+
+
+@dataclass(frozen=True, slots=True)
+class Finished:
+    room: int
+    reason: FinishReason
+    completion_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class Failed:
+    room: int
+    failure: Failure
+
+
+EngineEvent = (
+    Bootstrapped | Reserved | PrefillStarted | TransferStarted | Transferred | KVReady | Token | Finished | Failed
+)
+
+
+@dataclass(slots=True)
+class EngineStats:
+    """A snapshot. Pages always satisfy free + reserved + published + quarantined + running = total."""
+
+    total_pages: int = 0
+    free_pages: int = 0
+    reserved_pages: int = 0
+    published_pages: int = 0
+    quarantined_pages: int = 0
+    running_pages: int = 0
+    rooms: int = 0
+    waiting: int = 0
+    running: int = 0
+    steps: int = 0
+    tokens_in_flight: int = 0
+    # time.monotonic() of the last step that did work
+    last_progress: float = 0.0
+    extra: dict[str, float] = field(default_factory=dict)

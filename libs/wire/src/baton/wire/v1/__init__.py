@@ -1,0 +1,1 @@
+"""Generated from protos/baton/v1 by libs/wire/generate.py; do not edit."""
