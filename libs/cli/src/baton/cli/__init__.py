@@ -1,0 +1,3 @@
+"""The `baton` command."""
+
+__all__: list[str] = []

@@ -1,0 +1,18 @@
+"""The command's settings that come from the environment. Nothing else in this package reads it."""
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+
+@dataclass(frozen=True)
+class CliConfig:
+    """`cache_dir`: where fetched models, downloads in progress and run folders live (BATON_CACHE_DIR)."""
+
+    cache_dir: Path
+
+    @classmethod
+    def from_environment(cls, environment: Mapping[str, str] = os.environ) -> "CliConfig":
+        cache_dir = environment.get("BATON_CACHE_DIR") or "~/.cache/baton"
+        return cls(cache_dir=Path(cache_dir).expanduser().absolute())
