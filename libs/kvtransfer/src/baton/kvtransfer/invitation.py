@@ -1,0 +1,125 @@
+"""The invitation: what a sender needs to write into one inbox. Versioned, checksummed bytes that the two services carry as they like."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from baton.kvtransfer.envelope import seal, unseal
+from baton.kvtransfer.errors import IncompatiblePeer, InvalidArgument
+from baton.kvtransfer.identity import Identity
+
+_MAGIC = b"BKIV"
+_VERSION = 1
+_WINDOW = struct.Struct("<QQI")
+_NUMBERS = struct.Struct("<QI")
+_BACKEND, _TRANSPORT, _SENDER, _IDENTITY, _NUMBERS_TAG, _WORKER, _FINGERPRINT, _DEVICE = range(1, 9)
+_WINDOWS = {"pool": 16, "table": 17, "bell": 18, "scratch": 19}
+
+
+@dataclass(frozen=True, slots=True)
+class Window:
+    """Remote memory: its address in the receiver, its size and its packed remote key."""
+
+    address: int
+    num_bytes: int
+    key: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Invitation:
+    """backend, transport: the receiver's configuration. nonce: of this inbox; random. worker: UCX's address of the inbox's worker.
+
+    pool: the pages. table: inbox header and doorbells. bell: the word that wakes the receiver. scratch: where a probe may write.
+    device: how memory of an accelerator can be mapped by another process (empty: host memory).
+    """
+
+    backend: str
+    transport: str
+    sender_id: str
+    identity: Identity
+    nonce: int
+    num_doorbells: int
+    worker: bytes
+    pool: Window
+    table: Window
+    bell: Window
+    scratch: Window
+    device: bytes = b""
+    fingerprint: Mapping[str, str] = field(default_factory=dict)
+
+    def encode(self) -> bytes:
+        fields = {
+            _BACKEND: self.backend.encode(),
+            _TRANSPORT: self.transport.encode(),
+            _SENDER: self.sender_id.encode(),
+            _IDENTITY: self.identity.encode(),
+            _NUMBERS_TAG: _NUMBERS.pack(self.nonce, self.num_doorbells),
+            _WORKER: self.worker,
+            _DEVICE: self.device,
+            _FINGERPRINT: _pack_pairs(self.fingerprint),
+        }
+        for name, tag in _WINDOWS.items():
+            window: Window = getattr(self, name)
+            fields[tag] = _WINDOW.pack(window.address, window.num_bytes, len(window.key)) + window.key
+        return seal(_MAGIC, _VERSION, fields)
+
+    @classmethod
+    def decode(cls, data: bytes) -> Invitation:
+        """Raises InvalidArgument for damaged bytes, IncompatiblePeer for another version. Looks at nothing but `data`."""
+        fields = unseal("invitation", _MAGIC, _VERSION, data)
+        try:
+            nonce, num_doorbells = _NUMBERS.unpack(fields[_NUMBERS_TAG])
+            return cls(
+                backend=fields[_BACKEND].decode(),
+                transport=fields[_TRANSPORT].decode(),
+                sender_id=fields[_SENDER].decode(),
+                identity=Identity.decode(fields[_IDENTITY]),
+                nonce=nonce,
+                num_doorbells=num_doorbells,
+                worker=fields[_WORKER],
+                device=fields[_DEVICE],
+                fingerprint=_unpack_pairs(fields[_FINGERPRINT]),
+                **{name: _unpack_window(name, fields[tag]) for name, tag in _WINDOWS.items()},
+            )
+        except (KeyError, struct.error, UnicodeDecodeError) as error:
+            raise InvalidArgument(f"invitation lacks a field or has a malformed one: {error!r}") from error
+
+
+def require_same(ours: Mapping[str, str], theirs: Mapping[str, str]) -> None:
+    """Raises IncompatiblePeer that names every entry in which the two fingerprints differ, with both values."""
+    differing = [name for name in sorted({*ours, *theirs}) if ours.get(name) != theirs.get(name)]
+    if differing:
+        pairs = "; ".join(f"{name}: {ours.get(name)!r} here, {theirs.get(name)!r} at the peer" for name in differing)
+        raise IncompatiblePeer(f"the pools of the two sides differ ({pairs}); serve the same model with the same settings on both")
+
+
+def _unpack_window(name: str, data: bytes) -> Window:
+    address, num_bytes, key_length = _WINDOW.unpack_from(data)
+    key = data[_WINDOW.size :]
+    if len(key) != key_length or address + num_bytes >= 1 << 64:
+        raise InvalidArgument(f"invitation: window {name!r} at {address:#x} of {num_bytes} bytes has a key of {len(key)} bytes, says {key_length}")
+    return Window(address, num_bytes, key)
+
+
+def _pack_pairs(pairs: Mapping[str, str]) -> bytes:
+    packed = b""
+    for item in (text.encode() for pair in sorted(pairs.items()) for text in pair):
+        packed += struct.pack("<I", len(item)) + item
+    return packed
+
+
+def _unpack_pairs(data: bytes) -> dict[str, str]:
+    texts: list[str] = []
+    position = 0
+    while position < len(data):
+        (length,) = struct.unpack_from("<I", data, position)
+        position += 4
+        if length > len(data) - position:
+            raise InvalidArgument(f"invitation: fingerprint entry of {length} bytes is longer than what is left")
+        texts.append(data[position : position + length].decode())
+        position += length
+    if len(texts) % 2:
+        raise InvalidArgument("invitation: fingerprint has a name without a value")
+    return dict(zip(texts[::2], texts[1::2], strict=True))
