@@ -1,0 +1,38 @@
+"""What every Baton service shares: settings, logs, traces, health, start and drain."""
+
+from baton.servicekit.errors import AddressUnavailableError, ServicekitError, SettingsError, TlsError
+from baton.servicekit.groups import ListenSettings, LogSettings, TlsSettings, TraceSettings
+from baton.servicekit.identity import new_instance_id
+from baton.servicekit.lifecycle import Lifecycle, run
+from baton.servicekit.logs import configure_logs, get_logger
+from baton.servicekit.server import GrpcServer, join_address
+from baton.servicekit.settings import ServiceSettings, SettingsGroup
+from baton.servicekit.tls import open_channel
+from baton.servicekit.tracing import Tracing, configure_tracing, extract, extract_traceparent, inject, inject_traceparent
+
+__all__ = [
+    "AddressUnavailableError",
+    "GrpcServer",
+    "Lifecycle",
+    "ListenSettings",
+    "LogSettings",
+    "ServiceSettings",
+    "ServicekitError",
+    "SettingsError",
+    "SettingsGroup",
+    "TlsError",
+    "TlsSettings",
+    "TraceSettings",
+    "Tracing",
+    "configure_logs",
+    "configure_tracing",
+    "extract",
+    "extract_traceparent",
+    "get_logger",
+    "inject",
+    "inject_traceparent",
+    "join_address",
+    "new_instance_id",
+    "open_channel",
+    "run",
+]

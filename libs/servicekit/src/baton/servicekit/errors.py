@@ -1,0 +1,19 @@
+"""What goes wrong while a service starts."""
+
+from __future__ import annotations
+
+
+class ServicekitError(Exception):
+    """Root of this package's exceptions."""
+
+
+class SettingsError(ServicekitError):
+    """The operator's mistake: settings that cannot be used. One line a setting; each names the variable or flag and the value."""
+
+
+class AddressUnavailableError(ServicekitError):
+    """The address that a server was told to listen on cannot be bound."""
+
+
+class TlsError(ServicekitError):
+    """A certificate or key file is missing or unreadable."""

@@ -1,0 +1,76 @@
+"""Groups of settings that every service composes."""
+
+from __future__ import annotations
+
+import ipaddress
+import socket
+from pathlib import Path
+from typing import ClassVar, Literal
+
+from pydantic import Field, field_validator, model_validator
+
+from baton.servicekit.identity import check_instance_id
+from baton.servicekit.settings import SettingsGroup
+
+
+class ListenSettings(SettingsGroup):
+    """Where a service listens, and how it starts and ends."""
+
+    host: str = Field(default="127.0.0.1", description="Address to listen on; 0.0.0.0 for every interface.")
+    port: int = Field(default=0, ge=0, le=65535, description="gRPC port; 0 lets the system choose.")
+    advertise_host: str | None = Field(default=None, description="Host under which others reach this service; the listening one when not set.")
+    instance_id: str | None = Field(default=None, description="Identity of this run; drawn at random when not set. Never reuse one.")
+    ready_file: Path | None = Field(
+        default=None, description="File that is written once the service is ready (JSON with its addresses), removed at exit."
+    )
+    parent_pid: int | None = Field(default=None, gt=0, description="Process whose end also ends this service.")
+    drain_timeout_s: float = Field(default=30.0, ge=0, description="Seconds that running requests get to end after SIGTERM.")
+
+    @field_validator("instance_id")
+    @classmethod
+    def _check_instance_id(cls, value: str | None) -> str | None:
+        return None if value is None else check_instance_id(value)
+
+    def advertised_host(self) -> str:
+        """The host that others are told."""
+        if self.advertise_host:
+            return self.advertise_host
+        try:
+            any_interface = ipaddress.ip_address(self.host).is_unspecified
+        except ValueError:
+            any_interface = False
+        return socket.gethostname() if any_interface else self.host
+
+
+class LogSettings(SettingsGroup):
+    """What is logged, and how."""
+
+    prefix: ClassVar[str] = "log_"
+    shared: ClassVar[bool] = True
+    level: Literal["debug", "info", "warning", "error"] = Field(default="info", description="Least level that is logged.")
+    format: Literal["auto", "json", "console"] = Field(default="auto", description="Shape of log lines; auto: console on a terminal, else JSON.")
+
+
+class TraceSettings(SettingsGroup):
+    """Where spans go. Everything else is set by OpenTelemetry's own variables (OTEL_EXPORTER_OTLP_ENDPOINT, OTEL_TRACES_SAMPLER, ...)."""
+
+    prefix: ClassVar[str] = "traces_"
+    exporter: Literal["none", "console", "otlp"] = Field(
+        default="none", description="Where spans are sent; console is standard error.", json_schema_extra={"env": "OTEL_TRACES_EXPORTER"}
+    )
+
+
+class TlsSettings(SettingsGroup):
+    """TLS of a service's gRPC port and of its channels to other services. Without files everything is plain text."""
+
+    prefix: ClassVar[str] = "tls_"
+    shared: ClassVar[bool] = True
+    cert_file: Path | None = Field(default=None, description="PEM certificate chain of this service.")
+    key_file: Path | None = Field(default=None, description="PEM private key of this service.")
+    ca_file: Path | None = Field(default=None, description="PEM certificates that sign peers; with it, servers demand client certificates.")
+
+    @model_validator(mode="after")
+    def _check_pair(self) -> TlsSettings:
+        if (self.cert_file is None) != (self.key_file is None):
+            raise ValueError("--tls-cert-file and --tls-key-file go together: set both or neither")
+        return self

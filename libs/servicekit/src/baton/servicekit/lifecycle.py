@@ -1,0 +1,120 @@
+"""From start to exit of one service process: signals, the ready file, the parent's death."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import signal
+import sys
+from collections.abc import Awaitable, Callable, Mapping
+from pathlib import Path
+
+from baton.servicekit.errors import ServicekitError
+from baton.servicekit.groups import ListenSettings
+from baton.servicekit.logs import get_logger
+from baton.servicekit.parent import ParentWatch
+
+log = get_logger(__name__)
+
+
+class Lifecycle:
+    """What a service's main coroutine is handed.
+
+    `stopping` is set by the first SIGTERM or SIGINT, by `fail`, or when the parent is gone; main then drains and returns. A second signal
+    cancels main.
+    """
+
+    def __init__(self, service: str, instance_id: str, listen: ListenSettings) -> None:
+        self.service = service
+        self.instance_id = instance_id
+        self.stopping = asyncio.Event()
+        self.failure: BaseException | None = None
+        self.drain_timeout_s = listen.drain_timeout_s
+        self._ready_file = listen.ready_file
+
+    def ready(self, addresses: Mapping[str, str]) -> None:
+        """Writes the ready file, whole or not at all: {"service", "instance_id", "pid", "addresses": {"grpc": "host:port", ...}}."""
+        log.info("ready", **{f"{name}_address": address for name, address in addresses.items()})
+        if self._ready_file is not None:
+            record = {"service": self.service, "instance_id": self.instance_id, "pid": os.getpid(), "addresses": dict(addresses)}
+            write_atomically(self._ready_file, json.dumps(record) + "\n")
+
+    def not_ready(self) -> None:
+        """Removes the ready file, if it is this process's."""
+        if self._ready_file is None:
+            return
+        with contextlib.suppress(OSError, ValueError):
+            if json.loads(self._ready_file.read_text())["pid"] == os.getpid():
+                self._ready_file.unlink()
+
+    def fail(self, error: BaseException) -> None:
+        """Asks for a stop because of `error`; the process then exits with 1. Only the first one counts."""
+        if self.failure is None:
+            self.failure = error
+        self.stopping.set()
+
+    async def stopped(self) -> None:
+        """Waits until this process shall stop."""
+        await self.stopping.wait()
+
+
+def run(
+    main: Callable[[Lifecycle], Awaitable[None]],
+    *,
+    service: str,
+    instance_id: str,
+    listen: ListenSettings,
+    loop_factory: Callable[[], asyncio.AbstractEventLoop] | None = None,
+) -> int:
+    """Runs `main` on a fresh event loop until it returns; the process's exit status.
+
+    0: stopped as asked. 1: `main` raised or called `fail`. 130 / 143: a second SIGINT / SIGTERM cut the drain short.
+    """
+    with asyncio.Runner(loop_factory=loop_factory) as runner:
+        return runner.run(_supervise(main, service, instance_id, listen))
+
+
+async def _supervise(main: Callable[[Lifecycle], Awaitable[None]], service: str, instance_id: str, listen: ListenSettings) -> int:
+    life = Lifecycle(service, instance_id, listen)
+    cut_short: list[int] = []
+    task = asyncio.ensure_future(main(life))
+    loop = asyncio.get_running_loop()
+
+    def on_signal(number: int) -> None:
+        if life.stopping.is_set():
+            cut_short.append(number)
+            task.cancel()
+        else:
+            log.info("stopping", signal=signal.Signals(number).name, drain_timeout_s=life.drain_timeout_s)
+            life.stopping.set()
+
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, on_signal, number)
+    watch = None if listen.parent_pid is None else ParentWatch(listen.parent_pid, listen.drain_timeout_s + 10.0)
+    try:
+        await task
+    except asyncio.CancelledError:
+        return 128 + cut_short[0] if cut_short else 1
+    except ServicekitError as error:  # the operator's mistake: its message is enough
+        print(f"baton-{service}: {error}", file=sys.stderr)  # noqa: T201
+        return 1
+    except Exception as error:
+        log.exception("failed", error=str(error))
+        return 1
+    finally:
+        life.not_ready()
+        if watch is not None:
+            watch.close()
+    if life.failure is not None:
+        log.error("stopped by a failure", error=repr(life.failure))
+        return 1
+    return 0
+
+
+def write_atomically(path: Path, text: str) -> None:
+    """Replaces `path`, so that a reader sees the old text or the new, never half of it."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    temporary.write_text(text)
+    temporary.replace(path)

@@ -1,0 +1,94 @@
+"""A grpc.aio server with health and reflection, plain text or TLS: start, drain, stop."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import grpc
+import grpc.aio
+from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection
+
+from baton.servicekit.errors import AddressUnavailableError
+from baton.servicekit.groups import TlsSettings
+from baton.servicekit.tls import server_credentials
+
+_SERVING = health_pb2.HealthCheckResponse.SERVING
+_NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
+
+
+class GrpcServer:
+    """One listening gRPC server. Add servicers, `start`, then `set_serving(True)` when the service can take requests."""
+
+    def __init__(
+        self,
+        host: str,
+        port: int,
+        *,
+        tls: TlsSettings | None = None,
+        options: Sequence[tuple[str, int | str]] = (),
+        interceptors: Sequence[grpc.aio.ServerInterceptor] = (),
+        max_concurrent_rpcs: int | None = None,
+    ) -> None:
+        """`port` 0 lets the system choose. Must be made on the event loop that runs it."""
+        self._host = host
+        self._wanted_port = port
+        self._tls = tls or TlsSettings()
+        self._server = grpc.aio.server(options=list(options), interceptors=list(interceptors), maximum_concurrent_rpcs=max_concurrent_rpcs)
+        self._health = health.aio.HealthServicer()
+        self._names: list[str] = []
+        self._draining = False
+        self.port = 0
+
+    @property
+    def aio(self) -> grpc.aio.Server:
+        return self._server
+
+    @property
+    def address(self) -> str:
+        """host:port as bound."""
+        return join_address(self._host, self.port)
+
+    def add(self, register: Callable[[Any, grpc.aio.Server], None], servicer: object, full_name: str) -> None:
+        """Registers `servicer` through a generated `add_XServicer_to_server`; `full_name` ("baton.v1.Worker") serves health and reflection."""
+        register(servicer, self._server)
+        self._names.append(full_name)
+
+    async def start(self) -> int:
+        """Binds, starts and returns the port. Health says NOT_SERVING until `set_serving(True)`. Raises AddressUnavailableError, TlsError."""
+        health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
+        reflection.enable_server_reflection((*self._names, health.SERVICE_NAME, reflection.SERVICE_NAME), self._server)
+        credentials = server_credentials(self._tls)
+        wanted = join_address(self._host, self._wanted_port)
+        try:
+            port = self._server.add_insecure_port(wanted) if credentials is None else self._server.add_secure_port(wanted, credentials)
+        except RuntimeError as error:
+            raise AddressUnavailableError(f"cannot listen on {wanted}: {error}; choose another --host or --port") from error
+        if port == 0:
+            raise AddressUnavailableError(f"cannot listen on {wanted}: the address is in use or not this host's; choose another --host or --port")
+        self.port = port
+        await self._server.start()
+        await self.set_serving(False)
+        return port
+
+    async def set_serving(self, serving: bool) -> None:
+        """What grpc.health.v1 says, for the server ("") and each of its services. Stays NOT_SERVING once `drain` was called."""
+        status = _SERVING if serving and not self._draining else _NOT_SERVING
+        for name in ("", *self._names):
+            await self._health.set(name, status)
+
+    async def drain(self) -> None:
+        """Says NOT_SERVING from now on, so that nobody sends new work; what runs goes on."""
+        self._draining = True
+        await self.set_serving(False)
+
+    async def stop(self, grace_s: float = 0.0) -> None:
+        """Refuses new calls, gives running ones `grace_s`, then cancels them. Idempotent."""
+        self._draining = True
+        await self._server.stop(grace_s)
+
+
+def join_address(host: str, port: int) -> str:
+    """host:port, with an IPv6 host in brackets."""
+    return f"[{host}]:{port}" if ":" in host and not host.startswith("[") else f"{host}:{port}"
