@@ -1,0 +1,99 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import grpc
+import grpc.aio
+import pytest
+import trustme
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
+
+from baton.servicekit import AddressUnavailableError, GrpcServer, TlsError, TlsSettings, join_address, open_channel
+
+OPTIONS = [("grpc.so_reuseport", 0)]
+SERVING = health_pb2.HealthCheckResponse.SERVING
+NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
+
+
+async def status(channel: grpc.aio.Channel, service: str = "") -> int:
+    reply = await health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest(service=service), timeout=5)
+    return int(reply.status)
+
+
+async def test_health_goes_from_not_serving_to_serving_to_drained() -> None:
+    server = GrpcServer("127.0.0.1", 0, options=OPTIONS)
+    await server.start()
+    async with grpc.aio.insecure_channel(server.address) as channel:
+        assert await status(channel) == NOT_SERVING
+        await server.set_serving(True)
+        assert await status(channel) == SERVING
+        await server.drain()
+        assert await status(channel) == NOT_SERVING
+        await server.set_serving(True)
+        assert await status(channel) == NOT_SERVING
+    await server.stop()
+    await server.stop()
+
+
+async def test_reflection_lists_what_was_added() -> None:
+    server = GrpcServer("127.0.0.1", 0, options=OPTIONS)
+    server.add(reflection_pb2_grpc.add_ServerReflectionServicer_to_server, reflection_pb2_grpc.ServerReflectionServicer(), "made.up.Service")
+    await server.start()
+    async with grpc.aio.insecure_channel(server.address) as channel:
+        call = reflection_pb2_grpc.ServerReflectionStub(channel).ServerReflectionInfo(
+            iter([reflection_pb2.ServerReflectionRequest(list_services="")])
+        )
+        names = {service.name async for reply in call for service in reply.list_services_response.service}
+        assert await status(channel, "made.up.Service") == NOT_SERVING
+    await server.stop()
+    assert {"made.up.Service", "grpc.health.v1.Health"} <= names
+
+
+async def test_a_taken_address_is_named() -> None:
+    first = GrpcServer("127.0.0.1", 0, options=OPTIONS)
+    port = await first.start()
+    second = GrpcServer("127.0.0.1", port, options=OPTIONS)
+    with pytest.raises(AddressUnavailableError, match=f"127.0.0.1:{port}"):
+        await second.start()
+    await first.stop()
+    await second.stop()
+
+
+async def test_mutual_tls_from_files(tmp_path: Path) -> None:
+    authority, stranger = trustme.CA(), trustme.CA()
+    ours = write(tmp_path, "ours", authority, authority)
+    theirs = write(tmp_path, "theirs", stranger, authority)
+    server = GrpcServer("localhost", 0, tls=ours, options=OPTIONS)
+    await server.start()
+    async with open_channel(server.address, ours) as channel:
+        assert await status(channel) == NOT_SERVING
+    for tls in (theirs, TlsSettings(ca_file=ours.ca_file), TlsSettings()):  # a stranger's certificate, none, plain text
+        async with open_channel(server.address, tls) as channel:
+            with pytest.raises(grpc.aio.AioRpcError) as caught:
+                await status(channel)
+            assert caught.value.code() is grpc.StatusCode.UNAVAILABLE
+    await server.stop()
+
+
+async def test_a_missing_key_file_is_named(tmp_path: Path) -> None:
+    tls = TlsSettings(cert_file=tmp_path / "none.pem", key_file=tmp_path / "none.key")
+    server = GrpcServer("127.0.0.1", 0, tls=tls, options=OPTIONS)
+    with pytest.raises(TlsError, match=r"--tls-key-file='.*none.key'"):
+        await server.start()
+    await server.stop()
+
+
+def test_addresses() -> None:
+    assert join_address("127.0.0.1", 1) == "127.0.0.1:1"
+    assert join_address("::1", 1) == "[::1]:1"
+    assert join_address("[::1]", 1) == "[::1]:1"
+
+
+def write(folder: Path, name: str, signer: trustme.CA, trusted: trustme.CA) -> TlsSettings:
+    certificate = signer.issue_cert("localhost")
+    cert_file, key_file, ca_file = (folder / f"{name}.{kind}.pem" for kind in ("cert", "key", "ca"))
+    cert_file.write_bytes(b"".join(blob.bytes() for blob in certificate.cert_chain_pems))
+    key_file.write_bytes(certificate.private_key_pem.bytes())
+    ca_file.write_bytes(trusted.cert_pem.bytes())
+    return TlsSettings(cert_file=cert_file, key_file=key_file, ca_file=ca_file)
