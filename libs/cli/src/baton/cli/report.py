@@ -1,0 +1,87 @@
+"""A room's report as a table: where the time of one request went, and what moved."""
+
+from dataclasses import dataclass
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from baton.wire.v1 import common_pb2, inference_pb2
+
+BAR_COLUMNS = 40
+MIN_WIDTH = 100
+
+
+@dataclass(frozen=True)
+class StateRow:
+    name: str
+    start_ms: float
+    duration_ms: float
+    bar: str
+
+
+def state_rows(report: inference_pb2.RoomReport) -> list[StateRow]:
+    """One row a state, its bar drawn on the time line of the whole request."""
+    total_ms = max(report.total_ms, max((span.start_ms + span.duration_ms for span in report.states), default=0.0))
+    rows = []
+    for span in report.states:
+        name = common_pb2.RoomState.Name(span.state).removeprefix("ROOM_STATE_")
+        rows.append(StateRow(name, span.start_ms, span.duration_ms, bar(span.start_ms, span.duration_ms, total_ms)))
+    return rows
+
+
+def bar(start_ms: float, duration_ms: float, total_ms: float) -> str:
+    """At least one mark, at its place on a line of BAR_COLUMNS."""
+    if total_ms <= 0:
+        return ""
+    left = min(int(BAR_COLUMNS * start_ms / total_ms), BAR_COLUMNS - 1)
+    length = max(1, round(BAR_COLUMNS * duration_ms / total_ms))
+    return " " * left + "#" * min(length, BAR_COLUMNS - left)
+
+
+def facts(report: inference_pb2.RoomReport) -> list[tuple[str, str]]:
+    """Name and value of everything that is not a state."""
+    rows = [
+        ("prompt tokens", str(report.usage.prompt_tokens)),
+        ("output tokens", str(report.usage.completion_tokens)),
+    ]
+    if report.HasField("transfer"):
+        rows += transfer_facts(report.transfer)
+    else:
+        rows.append(("KV moved", "none (prefill and decode ran in one server)"))
+    rows += [
+        ("TTFT", f"{report.ttft_ms:.1f} ms"),
+        ("mean ITL", f"{report.mean_itl_ms:.2f} ms" if report.usage.completion_tokens > 1 else "- (one token)"),
+        ("total", f"{report.total_ms:.1f} ms"),
+    ]
+    servers = [("prefill server", report.prefill_instance), ("decode server", report.decode_instance)]
+    return rows + [(name, instance) for name, instance in servers if instance]
+
+
+def transfer_facts(transfer: inference_pb2.TransferReport) -> list[tuple[str, str]]:
+    rate = f"{transfer.bytes / transfer.duration_ms / 1e6:.2f} GB/s" if transfer.duration_ms > 0 else "- (no time was measured)"
+    return [
+        ("KV bytes moved", f"{transfer.bytes:,} ({transfer.bytes / 2**20:.2f} MiB)"),
+        ("puts", str(transfer.puts)),
+        ("transport", transfer.transport),
+        ("transfer", f"{transfer.duration_ms:.2f} ms, {rate}"),
+        ("of it after the last layer", f"{transfer.exposed_ms:.2f} ms"),
+        ("digest", "equal on both sides" if transfer.digest_checked else "not checked"),
+    ]
+
+
+def print_report(console: Console, report: inference_pb2.RoomReport) -> None:
+    """Prints both tables; without a terminal as plain aligned text."""
+    if not console.is_terminal:
+        console.width = max(console.width, MIN_WIDTH)
+    states = Table(box=None, pad_edge=False, title=f"room {report.room}", title_justify="left")
+    for column, justify in (("state", "left"), ("from ms", "right"), ("ms", "right"), ("", "left")):
+        states.add_column(column, justify="right" if justify == "right" else "left", no_wrap=True)
+    for row in state_rows(report):
+        states.add_row(row.name, f"{row.start_ms:.1f}", f"{row.duration_ms:.1f}", Text(row.bar, style="cyan"))
+    others = Table(box=None, pad_edge=False, show_header=False)
+    for name, value in facts(report):
+        others.add_row(name, Text(value))
+    console.print(states)
+    console.print()
+    console.print(others)
