@@ -3,7 +3,7 @@
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import grpc
 import grpc.aio
@@ -35,6 +35,9 @@ class ChatOptions:
     max_tokens: int | None = None
     seed: int | None = None
     report: bool = False
+
+    def with_model(self, model: str) -> "ChatOptions":
+        return replace(self, model=model)
 
     def request(self, messages: Sequence[tuple[str, str]]) -> inference_pb2.ChatRequest:
         sampling = inference_pb2.SamplingParams(temperature=self.temperature, max_tokens=self.max_tokens, seed=self.seed)

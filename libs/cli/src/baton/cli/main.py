@@ -5,9 +5,11 @@ import sys
 import typer
 
 from baton.cli import model_commands
+from baton.cli.chat import chat
 from baton.cli.errors import CliError
 
 typer_app = typer.Typer(help="Prefill-decode disaggregated LLM serving.", no_args_is_help=True, pretty_exceptions_enable=False, add_completion=False)
+typer_app.command()(chat)
 typer_app.add_typer(model_commands.app, name="model")
 
 
