@@ -80,10 +80,11 @@ def test_one_that_ignores_sigterm_is_killed_with_its_children_after_its_drain(tm
 
 
 def test_a_second_signal_cuts_the_drain_short(tmp_path: Path) -> None:
-    supervisor = Supervisor(tmp_path, drain_timeout_s=60)
+    cut_short = threading.Event()
+    supervisor = Supervisor(tmp_path, drain_timeout_s=60, cut_short=cut_short)
     deaf = supervisor.start(spec("deaf", "ignores-term"))
     supervisor.wait_ready([deaf], READY_S)
-    supervisor.cut_short.set()
+    cut_short.set()
     started = time.monotonic()
     assert supervisor.stop() == ["deaf"]
     assert time.monotonic() - started < 5

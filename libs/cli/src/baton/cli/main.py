@@ -6,17 +6,23 @@ import typer
 
 from baton.cli import model_commands
 from baton.cli.chat import chat
+from baton.cli.demo import demo
 from baton.cli.errors import CliError
+from baton.cli.services import StopAskedError
+from baton.cli.up import up
 
 typer_app = typer.Typer(help="Prefill-decode disaggregated LLM serving.", no_args_is_help=True, pretty_exceptions_enable=False, add_completion=False)
-typer_app.command()(chat)
+for command in (up, chat, demo):
+    typer_app.command()(command)
 typer_app.add_typer(model_commands.app, name="model")
 
 
 def app() -> None:
-    """Entry point. A CliError is one explained line and exit status 1; anything else is a defect and keeps its traceback."""
+    """Entry point. A CliError is one explained line and exit status 1; any other exception is a defect and keeps its traceback."""
     try:
         typer_app()
     except CliError as error:
         print(f"baton: {error}", file=sys.stderr)
         sys.exit(1)
+    except StopAskedError:
+        sys.exit(130)

@@ -24,16 +24,23 @@ class StopAskedError(Exception):
 class Supervisor:
     """Owns the processes it started. Use as a context manager: leaving it, by whatever road, stops them all.
 
-    `stop_asked` is set by a signal handler; every wait here looks at it. Not thread-safe: one thread drives it.
+    Signal handlers may set `stop_asked`, which ends every wait for a service, and `cut_short`, which ends the waiting for drains. `tick` is
+    called again and again while something is waited for. Not thread-safe: one thread drives it.
     """
 
-    def __init__(self, run_dir: Path, drain_timeout_s: float, stop_asked: threading.Event | None = None) -> None:
+    def __init__(
+        self,
+        run_dir: Path,
+        drain_timeout_s: float,
+        stop_asked: threading.Event | None = None,
+        cut_short: threading.Event | None = None,
+    ) -> None:
         run_dir.mkdir(parents=True, exist_ok=True)
         self.run_dir = run_dir
         self._drain_timeout_s = drain_timeout_s
         self._stop_asked = stop_asked or threading.Event()
+        self._cut_short = cut_short or threading.Event()
         self._services: list[Service] = []
-        self.cut_short = threading.Event()
         self.tick: Callable[[], None] = lambda: None
 
     def __enter__(self) -> Self:
@@ -73,6 +80,10 @@ class Supervisor:
                 self._pause()
         return records
 
+    @property
+    def stop_asked(self) -> bool:
+        return self._stop_asked.is_set()
+
     def watch(self) -> None:
         """Returns when the user asks for a stop. Raises ServiceLostError when a service ends."""
         while not self._stop_asked.is_set():
@@ -87,7 +98,7 @@ class Supervisor:
     def stop(self) -> list[str]:
         """SIGTERM to the service started last (the front door), then to all others at once; each gets its drain, then SIGKILL. Idempotent.
 
-        Returns the names of services that had to be killed. `cut_short` (a second Ctrl-C) ends the waiting.
+        Returns the names of services that had to be killed. A second Ctrl-C (`cut_short`) ends the waiting.
         """
         killed = self._end(self._services[-1:]) + self._end(self._services[:-1])
         self.tick()
@@ -108,7 +119,7 @@ class Supervisor:
     def _ended(self, service: Service, deadline: float) -> bool:
         while not service.wait(POLL_S):
             self.tick()
-            if self.cut_short.is_set() or time.monotonic() > deadline:
+            if self._cut_short.is_set() or time.monotonic() > deadline:
                 return False
         return True
 
