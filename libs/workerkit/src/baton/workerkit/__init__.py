@@ -1,0 +1,34 @@
+"""What prefill and decode servers share: the engine's thread beside the RPC front, and the Worker contract."""
+
+from baton.workerkit.errors import HostStoppedError, RefusedError, WorkerError
+from baton.workerkit.fingerprint import as_mapping, differences, fingerprint
+from baton.workerkit.front import Description, WorkerFront
+from baton.workerkit.groups import EngineSettings, TransferSettings
+from baton.workerkit.host import EngineHost, HostedEngine
+from baton.workerkit.intake import DecodePeer, Limits, PrefillPeer
+from baton.workerkit.progress import ProgressWatch
+from baton.workerkit.reaper import Reaper
+from baton.workerkit.refusing import RefusingInference
+from baton.workerkit.servicer import WorkerServicer
+
+__all__ = [
+    "DecodePeer",
+    "Description",
+    "EngineHost",
+    "EngineSettings",
+    "HostStoppedError",
+    "HostedEngine",
+    "Limits",
+    "PrefillPeer",
+    "ProgressWatch",
+    "Reaper",
+    "RefusedError",
+    "RefusingInference",
+    "TransferSettings",
+    "WorkerError",
+    "WorkerFront",
+    "WorkerServicer",
+    "as_mapping",
+    "differences",
+    "fingerprint",
+]

@@ -1,0 +1,314 @@
+"""A worker's front: gateway sessions on one side, the engine's host on the other. Lives on one event loop; nothing here blocks it."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TypeVar
+
+from opentelemetry import trace
+
+from baton.engine.types import EngineEvent, Failed, Failure, Role, Token
+from baton.servicekit import extract_traceparent, get_logger
+from baton.wire.v1 import common_pb2, worker_pb2
+from baton.workerkit.convert import ROLES, event_to_wire, failure_to_wire, load_to_wire
+from baton.workerkit.errors import HostStoppedError, RefusedError
+from baton.workerkit.host import Batch, EngineHost
+from baton.workerkit.intake import Limits, take
+from baton.workerkit.reaper import Reaper
+from baton.workerkit.rooms import OpenRoom, RoomTable, ends
+from baton.workerkit.session import GatewaySession
+
+log = get_logger(__name__)
+
+LOAD_PERIOD_S = 1.0
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Description:
+    """What never changes about a worker while it runs. bootstrap_address: host:port, prefill only."""
+
+    instance_id: str
+    model: str
+    version: str
+    fingerprint: common_pb2.KVFingerprint
+    bootstrap_address: str = ""
+
+
+class WorkerFront:
+    """Rooms in, reports out.
+
+    on_refused: called with (room, failure) when a Start was refused at intake: whoever else waits for that room must be told.
+    on_peers: called with the union of what all gateways named in Peers, whenever it changed.
+    on_lost: called once with the exception that ended the engine, after every open room was failed.
+    """
+
+    def __init__(
+        self,
+        host: EngineHost,
+        limits: Limits,
+        description: Description,
+        *,
+        max_rooms: int,
+        tracer: trace.Tracer,
+        on_refused: Callable[[int, Failure], None] | None = None,
+        on_peers: Callable[[frozenset[str]], None] | None = None,
+        on_lost: Callable[[BaseException], None] | None = None,
+    ) -> None:
+        self._host = host
+        self._limits = limits
+        self._description = description
+        self._max_rooms = max_rooms
+        self._tracer = tracer
+        self._on_refused = on_refused or (lambda room, failure: None)
+        self._on_peers = on_peers or (lambda addresses: None)
+        self._on_lost = on_lost or (lambda error: None)
+        self._origin = "decode" if limits.role is Role.PLAIN else limits.role.value
+        self._rooms: RoomTable[GatewaySession] = RoomTable()
+        self._reaper = Reaper(self._on_due)
+        self._sessions: dict[GatewaySession, frozenset[str]] = {}
+        self._idle = asyncio.Event()
+        self._idle.set()
+        self._load_task: asyncio.Task[None] | None = None
+        self.draining = False
+        self.counters: Counter[str] = Counter()
+
+    # --- life -----------------------------------------------------------------------------------------------------------------
+
+    def start(self) -> None:
+        """Starts the engine's thread and the load reports. Call on the event loop."""
+        loop = asyncio.get_running_loop()
+        self._host.start(
+            lambda batch: _call_soon(loop, self._on_batch, batch),
+            lambda error: _call_soon(loop, self._on_engine_lost, error),
+        )
+        self._load_task = loop.create_task(self._report_load())
+
+    def drain(self) -> None:
+        """Refuses every Start from now on; what runs goes on. Idempotent."""
+        if not self.draining:
+            self.draining = True
+            log.info("draining", rooms=len(self._rooms))
+            self._send_load(force=True)
+
+    async def wait_idle(self, timeout_s: float) -> bool:
+        """Waits until no room is open; False when `timeout_s` is over first."""
+        try:
+            await asyncio.wait_for(self._idle.wait(), timeout_s)
+        except TimeoutError:
+            return False
+        return True
+
+    def abort_all(self, cause: str, message: str) -> None:
+        """Asks the engine to end every open room."""
+        for entry in self._rooms.all():
+            self._abort(entry, Failure("UNAVAILABLE", self._origin, cause, message))
+
+    async def close(self) -> None:
+        """Stops the timers and the engine's thread. Rooms must be over, or they are dropped."""
+        self._reaper.close()
+        if self._load_task is not None:
+            self._load_task.cancel()
+        await asyncio.to_thread(self._host.stop)
+
+    # --- what gateways ask ----------------------------------------------------------------------------------------------------
+
+    def attach(self, session: GatewaySession) -> None:
+        self._sessions[session] = frozenset()
+        session.load(self._load(), self.draining)
+        log.info("gateway attached", gateway_id=session.gateway_id, gateway_address=session.gateway_address)
+
+    def detach(self, session: GatewaySession) -> None:
+        """The session is over: its rooms are ended, its peers forgotten."""
+        named = self._sessions.pop(session, frozenset())
+        rooms = self._rooms.of(session)
+        log.info("gateway gone", gateway_id=session.gateway_id, rooms=len(rooms))
+        for entry in rooms:
+            message = f"the session of gateway {session.gateway_id} ended while room {entry.room} was open"
+            self._abort(entry, Failure("CANCELLED", "gateway", "gateway_lost", message))
+        if named:
+            self._tell_peers()
+
+    def set_peers(self, session: GatewaySession, addresses: Sequence[str]) -> None:
+        self._sessions[session] = frozenset(addresses)
+        self._tell_peers()
+
+    def gateway_address(self) -> str:
+        """Where clients should go: what the gateway that attached last said; empty when none ever did."""
+        return next((session.gateway_address for session in reversed(self._sessions)), "")
+
+    def start_room(self, session: GatewaySession, start: worker_pb2.Start) -> None:
+        """Takes a room or refuses it; either way the session is told."""
+        now = time.monotonic()
+        try:
+            self._check_capacity(start.room)
+            request = take(start, self._limits, now)
+        except RefusedError as refusal:
+            self._refuse(session, start.room, Failure(refusal.code, self._origin, refusal.cause, refusal.message))
+            return
+        span = self._tracer.start_span(f"{self._limits.role.value} room", context=extract_traceparent(start.traceparent))
+        span.set_attributes({"baton.room": str(start.room), "baton.prompt_tokens": len(request.prompt)})
+        entry = OpenRoom(request, session, span, start.waiting_timeout_ms / 1e3, stage_deadline=request.bootstrap_deadline)
+        self._rooms.add(entry)
+        self._idle.clear()
+        self._reaper.watch(entry.room, entry.due())
+        try:
+            self._host.submit(request)
+        except HostStoppedError as error:
+            self._end(entry, Failed(entry.room, self._engine_failure(error)), now)
+
+    def abort_room(self, room: int, failure: Failure) -> None:
+        """Ends a room; unknown ones are ignored (the abort crossed the room's own end)."""
+        entry = self._rooms.get(room)
+        if entry is None:
+            self.counters["abort_unknown"] += 1
+            return
+        self._abort(entry, failure)
+
+    def describe(self) -> worker_pb2.WorkerInfo:
+        about = self._description
+        return worker_pb2.WorkerInfo(
+            instance_id=about.instance_id,
+            role=ROLES[self._limits.role],
+            model=about.model,
+            vocab_size=self._limits.vocab_size,
+            max_model_len=self._limits.max_model_len,
+            fingerprint=about.fingerprint,
+            bootstrap_address=about.bootstrap_address,
+            load=self._load(),
+            draining=self.draining,
+            version=about.version,
+        )
+
+    def _check_capacity(self, room: int) -> None:
+        if self.draining:
+            raise RefusedError(
+                "UNAVAILABLE", "draining", f"{self._description.instance_id} is draining and takes no new rooms: choose another server"
+            )
+        if self._rooms.was_used(room):
+            raise RefusedError("ALREADY_EXISTS", "room_used", f"room={room} was used before on this server; a room serves one request only")
+        if len(self._rooms) >= self._max_rooms:
+            text = f"{len(self._rooms)} rooms are open, the limit is {self._max_rooms}: send fewer at once or raise --max-rooms"
+            raise RefusedError("RESOURCE_EXHAUSTED", "too_many_rooms", text)
+
+    def _refuse(self, session: GatewaySession, room: int, failure: Failure) -> None:
+        log.info("room refused", room=room, cause=failure.cause, reason=failure.message)
+        self.counters[f"refused/{failure.cause}"] += 1
+        wire = failure_to_wire(failure)
+        wire.stage = common_pb2.ROOM_STATE_BOOTSTRAPPING
+        session.event(worker_pb2.RoomEvent(room=room, failed=wire))
+        if failure.cause != "room_used":
+            self._on_refused(room, failure)
+
+    def _abort(self, entry: OpenRoom[GatewaySession], failure: Failure) -> None:
+        if entry.ending is not None:
+            return
+        entry.ending = failure
+        try:
+            self._host.abort(entry.room, failure)
+        except HostStoppedError:
+            self._end(entry, Failed(entry.room, failure), time.monotonic())
+
+    def _tell_peers(self) -> None:
+        self._on_peers(frozenset().union(*self._sessions.values()))
+
+    # --- what the engine says -------------------------------------------------------------------------------------------------
+
+    def _on_batch(self, batch: Batch) -> None:
+        for event in batch.events:
+            entry = self._rooms.get(event.room)
+            if entry is None:
+                self.counters["event_of_ended_room"] += 1
+            elif isinstance(event, Token):
+                entry.owner.token(event.room, event.index, event.token)
+            else:
+                self._on_event(entry, event, batch.at)
+
+    def _on_event(self, entry: OpenRoom[GatewaySession], event: EngineEvent, at: float) -> None:
+        if ends(event):
+            self._end(entry, event, at)
+            return
+        entry.advance(event, self._limits.role, at)
+        self._reaper.watch(entry.room, entry.due())
+        self._note(entry, event, at)
+        entry.owner.event(event_to_wire(event, self._at_ms(entry, at)))
+
+    def _end(self, entry: OpenRoom[GatewaySession], event: EngineEvent, at: float) -> None:
+        self._note(entry, event, at)
+        wire = event_to_wire(event, self._at_ms(entry, at))
+        if isinstance(event, Failed):
+            wire.failed.stage = entry.stage
+            wire.failed.elapsed_ms = round(self._at_ms(entry, at))
+            wire.failed.allowed_ms = entry.allowed_ms
+            entry.span.set_status(trace.StatusCode.ERROR, event.failure.message)
+            self.counters[f"failed/{event.failure.cause}"] += 1
+        entry.span.end()
+        entry.owner.event(wire)
+        self._rooms.remove(entry.room)
+        if not len(self._rooms):
+            self._idle.set()
+
+    def _note(self, entry: OpenRoom[GatewaySession], event: EngineEvent, at: float) -> None:
+        name = type(event).__name__
+        entry.span.add_event(name)
+        if isinstance(event, Failed):
+            failure = event.failure
+            log.warning("room failed", room=entry.room, code=failure.code, origin=failure.origin, cause=failure.cause, reason=failure.message)
+        else:
+            log.info("room", room=entry.room, milestone=name, at_ms=round(self._at_ms(entry, at), 3))
+
+    def _on_engine_lost(self, error: BaseException) -> None:
+        now = time.monotonic()
+        for entry in self._rooms.all():
+            self._end(entry, Failed(entry.room, self._engine_failure(error)), now)
+        self._send_load(force=True)
+        self._on_lost(error)
+
+    def _engine_failure(self, error: BaseException) -> Failure:
+        text = f"the engine of {self._description.instance_id} has failed ({type(error).__name__}: {error}); its log has the trace"
+        return Failure("INTERNAL", self._origin, "engine_failed", text)
+
+    def _on_due(self, room: int) -> None:
+        entry = self._rooms.get(room)
+        if entry is None or entry.ending is not None:
+            return
+        failure = entry.expired(time.monotonic(), self._limits.role)
+        if failure is None:
+            return  # its limit moved; that one is being watched too
+        self._abort(entry, failure)
+
+    @staticmethod
+    def _at_ms(entry: OpenRoom[GatewaySession], at: float) -> float:
+        return max(0.0, (at - entry.request.arrived) * 1e3)
+
+    # --- load -----------------------------------------------------------------------------------------------------------------
+
+    def _load(self) -> worker_pb2.WorkerLoad:
+        load = load_to_wire(self._host.stats, self._host.pulse.stalled_s(time.monotonic()))
+        load.rooms = len(self._rooms)
+        return load
+
+    def _send_load(self, *, force: bool = False) -> None:
+        load = self._load()
+        for session in self._sessions:
+            if force or session.last_load != load:
+                session.load(load, self.draining)
+
+    async def _report_load(self) -> None:
+        while True:
+            await asyncio.sleep(LOAD_PERIOD_S)
+            self._send_load()
+
+
+def _call_soon(loop: asyncio.AbstractEventLoop, function: Callable[[T], None], argument: T) -> None:
+    """From the engine's thread to the front's loop; the loop may be closed already when a process ends."""
+    try:
+        loop.call_soon_threadsafe(function, argument)
+    except RuntimeError:
+        if not loop.is_closed():
+            raise

@@ -1,0 +1,131 @@
+"""What may reach the engine: a Start message is turned into a request, or refused with field, value and limit. Pure."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from baton.engine.types import Request, Role, SamplingParams
+from baton.wire.v1 import worker_pb2
+from baton.workerkit.errors import RefusedError
+
+MAX_ROOM = 2**63 - 1
+
+
+@dataclass(frozen=True, slots=True)
+class PrefillPeer:
+    """The half of a room that a prefill server needs: the only decode instance that may publish it."""
+
+    decode_instance_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class DecodePeer:
+    """The half of a room that a decode server needs: who computes the prompt, and where it is met."""
+
+    bootstrap_address: str
+    prefill_instance_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What this worker can hold. num_pages, page_size: of the KV pool (pages, tokens)."""
+
+    role: Role
+    vocab_size: int
+    max_model_len: int
+    num_pages: int
+    page_size: int
+
+
+def take(start: worker_pb2.Start, limits: Limits, now: float) -> Request:
+    """The request that `start` asks for; times are on time.monotonic(). Raises RefusedError."""
+    if not 0 < start.room <= MAX_ROOM:
+        raise _invalid("room_missing", f"room={start.room} is outside [1, 2**63 - 1]: rooms are drawn by the gateway; send requests there")
+    peer = _leg(start, limits.role)
+    prompt = list(start.prompt_token_ids)
+    _check_prompt(prompt, limits)
+    sampling = _sampling(start.sampling, len(prompt), limits)
+    _check_pool(len(prompt), sampling.max_tokens, limits)
+    return Request(
+        room=start.room,
+        prompt=prompt,
+        sampling=sampling,
+        deadline=_after(now, start.deadline_ms),
+        bootstrap_deadline=_after(now, start.bootstrap_timeout_ms),
+        waiting_deadline=None,
+        arrived=now,
+        peer=peer,
+    )
+
+
+def _leg(start: worker_pb2.Start, role: Role) -> PrefillPeer | DecodePeer | None:
+    leg = start.WhichOneof("leg")
+    if leg != role.value:
+        raise _invalid("wrong_leg", f"leg={leg or 'none'} was sent to a {role.value} server, which takes leg={role.value} only")
+    if leg == "prefill":
+        if not start.prefill.decode_instance_id:
+            raise _invalid("wrong_leg", "prefill.decode_instance_id is empty: name the decode server that may publish this room")
+        return PrefillPeer(start.prefill.decode_instance_id)
+    if leg == "decode":
+        if not start.decode.bootstrap_address or not start.decode.prefill_instance_id:
+            raise _invalid("wrong_leg", "decode.bootstrap_address and decode.prefill_instance_id must both be set")
+        return DecodePeer(start.decode.bootstrap_address, start.decode.prefill_instance_id)
+    return None
+
+
+def _check_prompt(prompt: list[int], limits: Limits) -> None:
+    if not prompt:
+        raise _invalid("prompt_empty", "prompt_token_ids is empty, must have at least 1 token")
+    highest = max(prompt)
+    if highest >= limits.vocab_size:
+        raise _invalid("token_out_of_range", f"prompt_token_ids has token {highest}, the model's vocabulary is [0, {limits.vocab_size})")
+
+
+def _sampling(wire: worker_pb2.Sampling, num_prompt: int, limits: Limits) -> SamplingParams:
+    room_left = limits.max_model_len - num_prompt
+    if room_left < 1:
+        raise _invalid("prompt_too_long", f"the prompt has {num_prompt} tokens, the model takes {limits.max_model_len}, the answer included")
+    if not 1 <= wire.max_tokens <= room_left:
+        raise _invalid(
+            "max_tokens_out_of_range",
+            f"sampling.max_tokens={wire.max_tokens} is outside [1, {room_left}]: the prompt has {num_prompt} of {limits.max_model_len} tokens",
+        )
+    if not (math.isfinite(wire.temperature) and wire.temperature >= 0):
+        raise _invalid("sampling_out_of_range", f"sampling.temperature={wire.temperature} must be a number of at least 0")
+    if not 0 < wire.top_p <= 1:
+        raise _invalid("sampling_out_of_range", f"sampling.top_p={wire.top_p} is outside (0, 1]")
+    if not 0 <= wire.min_p <= 1:
+        raise _invalid("sampling_out_of_range", f"sampling.min_p={wire.min_p} is outside [0, 1]")
+    if wire.min_tokens > wire.max_tokens:
+        raise _invalid("sampling_out_of_range", f"sampling.min_tokens={wire.min_tokens} is above max_tokens={wire.max_tokens}")
+    return SamplingParams(
+        temperature=wire.temperature,
+        top_p=wire.top_p,
+        top_k=wire.top_k,
+        min_p=wire.min_p,
+        seed=wire.seed,
+        max_tokens=wire.max_tokens,
+        min_tokens=wire.min_tokens,
+        stop_token_ids=frozenset(wire.stop_token_ids),
+    )
+
+
+def _check_pool(num_prompt: int, max_tokens: int, limits: Limits) -> None:
+    num_tokens = num_prompt if limits.role is Role.PREFILL else num_prompt + max_tokens
+    needed = -(-num_tokens // limits.page_size)
+    if needed > limits.num_pages:
+        what = "prompt" if limits.role is Role.PREFILL else "prompt and max_tokens"
+        raise _invalid(
+            "kv_pool_too_small",
+            f"{what} need {needed} KV pages for {num_tokens} tokens, the {limits.role.value} server's pool has {limits.num_pages} pages of "
+            f"{limits.page_size} tokens: shorten the request or start the server with a larger --num-pages",
+        )
+
+
+def _after(now: float, timeout_ms: int) -> float | None:
+    return None if timeout_ms <= 0 else now + timeout_ms / 1e3
+
+
+def _invalid(cause: str, message: str) -> RefusedError:
+    return RefusedError("INVALID_ARGUMENT", cause, message)

@@ -1,0 +1,90 @@
+"""The Worker contract over gRPC: one multiplexed session a gateway."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator
+from typing import Any, NoReturn
+
+import grpc
+import grpc.aio
+
+from baton.servicekit import get_logger
+from baton.wire.v1 import worker_pb2, worker_pb2_grpc
+from baton.workerkit.convert import failure_from_wire
+from baton.workerkit.front import WorkerFront
+from baton.workerkit.session import GatewaySession
+
+log = get_logger(__name__)
+
+Context = grpc.aio.ServicerContext[Any, Any]
+
+
+class WorkerServicer(worker_pb2_grpc.WorkerServicer):
+    """Translates the stream's commands into calls of the front, and the front's reports into messages."""
+
+    def __init__(self, front: WorkerFront) -> None:
+        self._front = front
+
+    async def Describe(self, request: worker_pb2.DescribeRequest, context: Context) -> worker_pb2.WorkerInfo:  # noqa: N802
+        return self._front.describe()
+
+    async def Session(  # type: ignore[override]  # noqa: N802 # a coroutine that writes: the stubs know generators only
+        self, request_iterator: AsyncIterator[worker_pb2.Command], context: Context
+    ) -> None:
+        """Ends when the gateway closes its half, breaks the stream, or speaks out of turn; its rooms end with it."""
+        session = await self._first(request_iterator, context)
+        self._front.attach(session)
+        reader = asyncio.create_task(self._read(session, request_iterator))
+        writer = asyncio.create_task(self._write(session, context))
+        try:
+            await asyncio.wait((reader, writer), return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            self._front.detach(session)
+            for task in (reader, writer):
+                task.cancel()
+            await asyncio.gather(reader, writer, return_exceptions=True)
+        error = None if reader.cancelled() else reader.exception()
+        if isinstance(error, _OutOfTurnError):
+            await _refuse(context, str(error))
+        if error is not None and not isinstance(error, grpc.aio.BaseError):
+            raise error
+
+    async def _first(self, commands: AsyncIterator[worker_pb2.Command], context: Context) -> GatewaySession:
+        command = await anext(aiter(commands), None)
+        if command is None or command.WhichOneof("command") != "attach":
+            await _refuse(context, "the first command of a session must be attach")
+        return GatewaySession(command.attach.gateway_id, command.attach.gateway_address)
+
+    async def _read(self, session: GatewaySession, commands: AsyncIterator[worker_pb2.Command]) -> None:
+        async for command in commands:
+            match command.WhichOneof("command"):
+                case "start":
+                    self._front.start_room(session, command.start)
+                case "abort":
+                    abort = command.abort
+                    self._front.abort_room(abort.room, failure_from_wire(abort.failure, default_origin="gateway"))
+                case "peers":
+                    self._front.set_peers(session, command.peers.bootstrap_addresses)
+                case "drain":
+                    self._front.drain()
+                case "attach":
+                    raise _OutOfTurnError("attach came twice on one session")
+                case None:
+                    log.warning("command of an unknown kind ignored", gateway_id=session.gateway_id)
+
+    async def _write(self, session: GatewaySession, context: Context) -> None:
+        while True:
+            report = await session.next_report()
+            with contextlib.suppress(asyncio.InvalidStateError):
+                await context.write(report)
+
+
+class _OutOfTurnError(Exception):
+    """The gateway broke the session's order of messages."""
+
+
+async def _refuse(context: Context, message: str) -> NoReturn:
+    await context.abort(grpc.StatusCode.FAILED_PRECONDITION, message)
+    raise AssertionError("abort returns never")

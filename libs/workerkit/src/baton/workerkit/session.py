@@ -1,0 +1,47 @@
+"""What one gateway still has to be told: events and tokens gather in one report until the stream takes it.
+
+A slow reader gets fewer and longer reports; what can gather is bounded by the rooms that it started.
+"""
+
+from __future__ import annotations
+
+import asyncio
+
+from baton.wire.v1 import worker_pb2
+
+
+class GatewaySession:
+    """One attached gateway. Used on the event loop only."""
+
+    def __init__(self, gateway_id: str, gateway_address: str) -> None:
+        self.gateway_id = gateway_id
+        self.gateway_address = gateway_address
+        self.last_load: worker_pb2.WorkerLoad | None = None
+        self._draining = False
+        self._pending = worker_pb2.Report()
+        self._something = asyncio.Event()
+
+    def event(self, event: worker_pb2.RoomEvent) -> None:
+        self._pending.events.append(event)
+        self._something.set()
+
+    def token(self, room: int, index: int, token: int) -> None:
+        report = self._pending
+        report.rooms.append(room)
+        report.indexes.append(index)
+        report.tokens.append(token)
+        self._something.set()
+
+    def load(self, load: worker_pb2.WorkerLoad, draining: bool) -> None:
+        self.last_load = load
+        self._draining = draining
+        self._pending.load.CopyFrom(load)
+        self._something.set()
+
+    async def next_report(self) -> worker_pb2.Report:
+        """Waits for something to tell and takes all of it."""
+        await self._something.wait()
+        self._something.clear()
+        report, self._pending = self._pending, worker_pb2.Report()
+        report.draining = self._draining
+        return report
