@@ -1,0 +1,36 @@
+// C++ exceptions of the core -> Python exceptions. Called by Cython inside the catch block.
+#pragma once
+
+#include <Python.h>
+
+#include "failure.hpp"
+
+namespace baton {
+
+inline PyObject *&error_type() {
+    static PyObject *type = nullptr; // baton.kvtransfer.errors.UCXError, held for the life of the process
+    return type;
+}
+
+inline void set_error_type(PyObject *type) {
+    Py_INCREF(type);
+    error_type() = type;
+}
+
+inline void raise_failure() {
+    try {
+        throw;
+    } catch (const Failure &failure) {
+        PyObject *arguments = Py_BuildValue("(sis)", failure.function().c_str(), failure.status(), failure.what());
+        if (arguments) {
+            PyErr_SetObject(error_type(), arguments);
+            Py_DECREF(arguments);
+        }
+    } catch (const std::bad_alloc &) {
+        PyErr_NoMemory();
+    } catch (const std::exception &error) {
+        PyErr_SetString(PyExc_RuntimeError, error.what());
+    }
+}
+
+} // namespace baton

@@ -1,0 +1,46 @@
+#include "context.hpp"
+
+#include "cuda.hpp"
+#include "failure.hpp"
+
+namespace baton {
+
+namespace {
+
+// The oldest API whose semantics are relied on (ucp_ep_query with transports).
+constexpr unsigned API_MAJOR = 1;
+constexpr unsigned API_MINOR = 13;
+
+ucp_config_t *read_config(const Context::Options &options) {
+    ucp_config_t *config = nullptr;
+    check("ucp_config_read", ucp().ucp_config_read(nullptr, nullptr, &config));
+    for (const auto &option : options) {
+        ucs_status_t status = ucp().ucp_config_modify(config, option.first.c_str(), option.second.c_str());
+        if (status != UCS_OK) {
+            ucp().ucp_config_release(config);
+            throw Failure("ucp_config_modify(" + option.first + "=" + option.second + ")", status, status_text(status));
+        }
+    }
+    return config;
+}
+
+} // namespace
+
+Context::Context(const Options &options, int device) : device_(device) {
+    if (device >= 0) {
+        cuda_bind(device); // UCX drops CUDA transports silently where no CUDA context is current
+    }
+    ucp_config_t *config = read_config(options);
+    ucp_params_t params{};
+    params.field_mask = UCP_PARAM_FIELD_FEATURES | UCP_PARAM_FIELD_MT_WORKERS_SHARED | UCP_PARAM_FIELD_NAME;
+    params.features = UCP_FEATURE_RMA | UCP_FEATURE_AM | UCP_FEATURE_WAKEUP;
+    params.mt_workers_shared = 1;
+    params.name = "baton";
+    ucs_status_t status = ucp().ucp_init_version(API_MAJOR, API_MINOR, &params, config, &handle_);
+    ucp().ucp_config_release(config);
+    check("ucp_init", status);
+}
+
+Context::~Context() { ucp().ucp_cleanup(handle_); }
+
+} // namespace baton

@@ -1,0 +1,146 @@
+#include "inbox.hpp"
+
+#include "failure.hpp"
+
+namespace baton {
+
+Inbox::Inbox(ContextPtr context, uint64_t id, uint64_t nonce, uint32_t num_doorbells, bool shared)
+    : id_(id), nonce_(nonce), table_(Memory::allocate(context, sizeof(TableHeader) + size_t(num_doorbells) * sizeof(Slot), shared)),
+      armed_(num_doorbells), worker_(std::make_unique<Worker>(context)) {
+    auto *memory = reinterpret_cast<char *>(table_->address());
+    std::memset(memory, 0, table_->num_bytes()); // small memory may come from a heap
+    header_ = reinterpret_cast<TableHeader *>(memory);
+    slots_ = reinterpret_cast<Slot *>(memory + sizeof(TableHeader));
+    header_->magic = TABLE_MAGIC;
+    header_->nonce = nonce;
+    address_ = worker_->address();
+    event_fd_ = worker_->event_fd();
+    for (uint32_t slot = num_doorbells; slot > 0; --slot) {
+        free_.push_back(slot - 1);
+    }
+}
+
+int Inbox::arm(uint64_t room, uint32_t generation) {
+    std::lock_guard<std::mutex> lock(mutex_);
+    if (is_shut_) {
+        return SHUT;
+    }
+    if (free_.empty()) {
+        return FULL;
+    }
+    const uint32_t slot = free_.back();
+    free_.pop_back();
+    slots_[slot].clear();
+    armed_[slot] = {room, generation, true, true, open_.size(), 0};
+    open_.push_back(slot);
+    num_armed_.fetch_add(1, std::memory_order_relaxed);
+    return int(slot);
+}
+
+bool Inbox::disarm(uint32_t slot) {
+    std::lock_guard<std::mutex> lock(mutex_);
+    if (slot >= armed_.size() || !armed_[slot].is_armed) {
+        return false;
+    }
+    if (armed_[slot].is_open) {
+        stop_waiting(slot);
+    }
+    armed_[slot].is_armed = false;
+    free_.push_back(slot);
+    return true;
+}
+
+void Inbox::stop_waiting(uint32_t slot) {
+    const size_t position = armed_[slot].position;
+    open_[position] = open_.back();
+    armed_[open_[position]].position = position;
+    open_.pop_back();
+    armed_[slot].is_open = false;
+    num_armed_.fetch_sub(1, std::memory_order_relaxed);
+}
+
+bool Inbox::scan(Look look) {
+    std::lock_guard<std::mutex> lock(mutex_);
+    for (size_t i = open_.size(); i > 0; --i) {
+        examine(open_[i - 1], look); // may remove it: the last one takes its place, which was examined already
+    }
+    if (rung_.empty() || told_) {
+        return false;
+    }
+    told_ = true;
+    return true;
+}
+
+void Inbox::examine(uint32_t slot, Look look) {
+    Armed &armed = armed_[slot];
+    const uint64_t checksum = slots_[slot].words[NUM_WORDS].load(std::memory_order_acquire);
+    if (checksum == 0 || checksum == armed.last_seen) {
+        return;
+    }
+    Record record;
+    const bool whole = slots_[slot].load(record);
+    if (whole && record.room == armed.room && record.generation == armed.generation && record.nonce == nonce_) {
+        rung_.push_back(record);
+        ++counters_.num_rung;
+        counters_.num_found_by_backstop += look == Look::BACKSTOP;
+        stop_waiting(slot);
+        return;
+    }
+    if (whole) {
+        ++counters_.num_stale;
+        armed.last_seen = record.checksum;
+    } else if (look == Look::BACKSTOP) {
+        // torn for longer than a wake-up: somebody wrote what is no record
+        ++counters_.num_invalid;
+        armed.last_seen = checksum;
+    }
+}
+
+std::vector<Record> Inbox::poll() {
+    scan(Look::AWOKEN);
+    std::lock_guard<std::mutex> lock(mutex_);
+    std::vector<Record> taken;
+    taken.swap(rung_);
+    told_ = false;
+    return taken;
+}
+
+InboxCounters Inbox::counters() const {
+    std::lock_guard<std::mutex> lock(mutex_);
+    return counters_;
+}
+
+bool Inbox::progress(unsigned &num_events) {
+    std::lock_guard<std::mutex> lock(worker_mutex_);
+    if (!worker_) {
+        return false;
+    }
+    num_events = worker_->progress();
+    return true;
+}
+
+bool Inbox::arm_worker() {
+    std::lock_guard<std::mutex> lock(worker_mutex_);
+    try {
+        return !worker_ || worker_->arm();
+    } catch (const Failure &) {
+        return false; // cannot sleep on it, so its thread polls: slower for everyone else, but nothing is missed
+    }
+}
+
+void Inbox::shut() {
+    header_->fenced.store(1, std::memory_order_seq_cst);
+    {
+        std::lock_guard<std::mutex> lock(mutex_);
+        is_shut_ = true;
+    }
+    std::lock_guard<std::mutex> lock(worker_mutex_);
+    worker_.reset();
+}
+
+bool Inbox::has_no_writers() const {
+    const uint32_t opened = header_->opened.load(std::memory_order_seq_cst);
+    return header_->closed.load(std::memory_order_seq_cst) == opened;
+}
+
+} // namespace baton

@@ -1,0 +1,539 @@
+#include "link.hpp"
+
+#include "bell.hpp"
+#include "clock.hpp"
+#include "copy.hpp"
+#include "cuda.hpp"
+#include "failure.hpp"
+#include "kick.hpp"
+#include "queue.hpp"
+
+#include <chrono>
+#include <unistd.h>
+
+namespace baton {
+
+namespace {
+
+constexpr int64_t DIRECT_PIECE_BYTES = 1 << 20; // of one uninterrupted copy: how long a cancel may wait
+constexpr int64_t QUANTUM_BYTES = 4 << 20;      // of one write before the next one of the peer has its turn
+constexpr int QUANTUM_PUTS = 256;
+constexpr int64_t CLOSE_FLUSH_NS = 2'000'000'000;
+
+ucp_request_param_t with_callback(ucp_send_nbx_callback_t callback, void *user) {
+    ucp_request_param_t params{};
+    params.op_attr_mask = UCP_OP_ATTR_FIELD_CALLBACK | UCP_OP_ATTR_FIELD_USER_DATA;
+    params.cb.send = callback;
+    params.user_data = user;
+    return params;
+}
+
+void with_memory(ucp_request_param_t &params, const Memory &memory) {
+    params.op_attr_mask |= UCP_OP_ATTR_FIELD_MEMH | UCP_OP_ATTR_FIELD_MEMORY_TYPE;
+    params.memh = memory.handle();
+    params.memory_type = memory.type();
+}
+
+} // namespace
+
+Link::Link(std::shared_ptr<Queue> queue, LinkParams params)
+    : queue_(std::move(queue)), params_(std::move(params)), source_bytes_(params_.source->num_bytes()) {}
+
+Link::~Link() {
+    if (params_.pidfd >= 0) {
+        ::close(params_.pidfd);
+    }
+}
+
+void Link::connect(int64_t timeout_ns) {
+    auto self = shared_from_this();
+    if (!queue_->run_soon([self] {
+            self->queue_->attach(self);
+            self->open();
+        })) {
+        throw Failure("connect", UCS_ERR_CANCELED, "the agent is closed");
+    }
+    std::unique_lock<std::mutex> lock(mutex_);
+    if (!changed_.wait_for(lock, std::chrono::nanoseconds(timeout_ns), [this] { return state() != LinkState::CONNECTING; })) {
+        throw Failure("connect", UCS_ERR_TIMED_OUT, "no answer in time");
+    }
+    if (state() != LinkState::READY) {
+        throw Failure("connect", failure_status_, failure_);
+    }
+}
+
+WritePtr Link::begin(uint64_t write_id, uint64_t room) {
+    std::lock_guard<std::mutex> lock(mutex_);
+    if (refusing_ || state() != LinkState::READY) {
+        return nullptr;
+    }
+    auto write = std::make_shared<Write>(shared_from_this(), write_id, room, source_bytes_, int64_t(params_.pool.num_bytes));
+    write->touch(); // the queue learns of it, so that a lost peer fails it
+    return write;
+}
+
+double Link::probe(MemoryPtr local, int64_t num_bytes, bool is_write, int64_t timeout_ns) {
+    auto probe = std::make_shared<Probe>(std::move(local), num_bytes, is_write);
+    auto self = shared_from_this();
+    bool running = queue_->run_soon([self, probe] {
+        if (self->state() != LinkState::READY || self->probe_) {
+            probe->fail(UCS_ERR_BUSY, self->probe_ ? "another probe of this peer is running" : "the peer is lost or closed");
+        } else {
+            self->probe_ = probe;
+        }
+    });
+    if (!running) {
+        throw Failure("probe", UCS_ERR_CANCELED, "the agent is closed");
+    }
+    return probe->wait(timeout_ns);
+}
+
+void Link::close() {
+    {
+        std::lock_guard<std::mutex> lock(mutex_);
+        refusing_ = true;
+    }
+    auto self = shared_from_this();
+    const bool running = queue_->run_soon([self] { self->start_closing(); });
+    std::unique_lock<std::mutex> lock(mutex_);
+    if (running) {
+        changed_.wait(lock, [this] { return state() == LinkState::CLOSED; });
+    }
+}
+
+std::string Link::failure_text() const {
+    std::lock_guard<std::mutex> lock(mutex_);
+    return failure_;
+}
+
+void Link::start_closing() {
+    if (closing_) {
+        return;
+    }
+    closing_ = true;
+    close_deadline_ns_ = now_ns() + CLOSE_FLUSH_NS;
+    for (const auto &entry : open_) {
+        entry.second->cancel_requested_ = true;
+        run_again(entry.second);
+    }
+    std::lock_guard<std::mutex> lock(mutex_);
+    refusing_ = true;
+}
+
+void Link::open() {
+    try {
+        auto on_error = [this](ucs_status_t status) { fail(status, std::string("the endpoint broke: ") + status_text(status)); };
+        endpoint_ = std::make_unique<Endpoint>(queue_->worker(), params_.worker_address, !params_.same_host, on_error);
+        pool_ = RemoteMemory(endpoint_->handle(), params_.pool);
+        table_ = RemoteMemory(endpoint_->handle(), params_.table);
+        bell_ = RemoteMemory(endpoint_->handle(), params_.bell);
+        scratch_ = RemoteMemory(endpoint_->handle(), params_.scratch);
+        greet();
+    } catch (const Failure &failure) {
+        fail(ucs_status_t(failure.status()), failure.function() + ": " + failure.what());
+    }
+}
+
+void Link::greet() {
+    if (table_.mapped() && bell_.mapped()) {
+        header_ = reinterpret_cast<TableHeader *>(table_.mapped());
+        std::memcpy(hello_, table_.mapped(), 2 * sizeof(uint64_t));
+        become_ready();
+    } else if (params_.same_host) {
+        fail(UCS_ERR_UNREACHABLE, "the receiver's doorbells cannot be mapped over " + endpoint_->transports() + ": shared memory needs sysv or posix");
+    } else {
+        ucp_request_param_t params = with_callback(on_hello, this);
+        ucs_status_ptr_t request = ucp().ucp_get_nbx(endpoint_->handle(), hello_, sizeof(hello_), table_.address(), table_.key(), &params);
+        if (!UCS_PTR_IS_PTR(request)) {
+            on_hello(nullptr, UCS_PTR_STATUS(request), this);
+        }
+    }
+}
+
+void Link::on_hello(void *request, ucs_status_t status, void *link) {
+    if (request) {
+        ucp().ucp_request_free(request);
+    }
+    auto *self = static_cast<Link *>(link);
+    if (status == UCS_OK) {
+        self->become_ready();
+    } else {
+        self->fail(status, std::string("the receiver's table could not be read: ") + status_text(status));
+    }
+}
+
+void Link::become_ready() {
+    uint64_t magic_and_nonce[2];
+    std::memcpy(magic_and_nonce, hello_, sizeof(magic_and_nonce));
+    if (magic_and_nonce[0] != TABLE_MAGIC || magic_and_nonce[1] != params_.nonce) {
+        fail(UCS_ERR_UNREACHABLE, "the invitation is stale: another inbox is at its address");
+        return;
+    }
+    if (header_ && !admit_writer()) {
+        fail(UCS_ERR_REJECTED, "the inbox is fenced");
+        return;
+    }
+    transports_ = endpoint_->transports();
+    info_ = endpoint_->info();
+    mapped_ = header_ && pool_.mapped();
+    std::lock_guard<std::mutex> lock(mutex_);
+    if (state() == LinkState::CONNECTING) {
+        state_.store(int(LinkState::READY), std::memory_order_release);
+    }
+    changed_.notify_all();
+}
+
+bool Link::admit_writer() {
+    header_->opened.fetch_add(1, std::memory_order_seq_cst);
+    if (header_->fenced.load(std::memory_order_seq_cst)) {
+        header_->closed.fetch_add(1, std::memory_order_seq_cst);
+        return false;
+    }
+    counted_ = true;
+    return true;
+}
+
+void Link::look_at(const WritePtr &write) {
+    if (write->phase_ != Write::Phase::FINAL) {
+        open_.emplace(write->id(), write);
+        if (closing_) {
+            write->cancel_requested_ = true;
+        }
+    }
+    write->touched_.store(false, std::memory_order_seq_cst);
+    run_again(write);
+}
+
+void Link::run_again(const WritePtr &write) {
+    if (!write->runnable_ && write->phase_ != Write::Phase::FINAL) {
+        write->runnable_ = true;
+        runnable_.push_back(write);
+    }
+}
+
+bool Link::pump() {
+    switch (state()) {
+    case LinkState::CONNECTING:
+    case LinkState::READY:
+        break;
+    case LinkState::LOST:
+        return settle();
+    case LinkState::CLOSED:
+        return false;
+    }
+    bool worked = false;
+    if (probe_) {
+        worked = probe_->step(*this);
+        if (probe_->is_done()) {
+            probe_.reset();
+        }
+    }
+    worked |= try_gated();
+    for (size_t turns = runnable_.size(); turns > 0 && in_flight_ < params_.max_in_flight && state() == LinkState::READY; --turns) {
+        WritePtr write = runnable_.front();
+        runnable_.pop_front();
+        write->runnable_ = false;
+        advance(write);
+        worked = true;
+    }
+    return close_step() || worked;
+}
+
+bool Link::try_gated() {
+    if (gated_.empty()) {
+        return false;
+    }
+    bool worked = false;
+    std::vector<WritePtr> gated;
+    gated.swap(gated_);
+    for (const auto &write : gated) {
+        bool open = write->cancel_requested_;
+        try {
+            open = open || write->batches_.empty() || cuda_event_fired(write->batches_.front().ready_event);
+        } catch (const Failure &failure) {
+            write->local_error_ = failure.function() + ": " + failure.what();
+            open = true;
+        }
+        if (open) {
+            if (!write->batches_.empty()) {
+                write->batches_.front().ready_event = 0;
+            }
+            run_again(write);
+            worked = true;
+        } else {
+            gated_.push_back(write);
+        }
+    }
+    return worked;
+}
+
+void Link::take_incoming(Write &write) {
+    std::lock_guard<std::mutex> lock(write.mutex_);
+    while (!write.incoming_.empty()) {
+        write.batches_.push_back(std::move(write.incoming_.front()));
+        write.incoming_.pop_front();
+    }
+    write.finishing_ = write.finish_requested_;
+}
+
+// One turn of one write: posts a quantum, or takes the next step of its ending.
+void Link::advance(const WritePtr &write) {
+    using Phase = Write::Phase;
+    if (write->phase_ == Phase::POSTING) {
+        take_incoming(*write);
+        const bool stop = write->cancel_requested_ || !write->local_error_.empty();
+        if (stop) {
+            write->batches_.clear();
+        } else if (post_some(*write)) {
+            run_again(write);
+            return;
+        } else if (!write->batches_.empty() && write->batches_.front().ready_event) {
+            gated_.push_back(write);
+            return;
+        }
+        if (stop || (write->finishing_ && write->batches_.empty())) {
+            start_flush(*write);
+        }
+    }
+    if (write->phase_ == Phase::FLUSHED) {
+        if (!write->local_error_.empty()) {
+            finalize(write, WriteState::FAILED, UCS_ERR_IO_ERROR, write->local_error_);
+        } else if (write->cancel_requested_) {
+            finalize(write, WriteState::QUIESCED, UCS_OK, "");
+        } else {
+            ring_doorbell(*write);
+        }
+    }
+    if (write->phase_ == Phase::RUNG) {
+        finalize(write, WriteState::DONE, UCS_OK, "");
+    }
+}
+
+// True when the write should have another turn; false when it has nothing to post now or waits for an event.
+bool Link::post_some(Write &write) {
+    const int64_t max_piece = mapped_ ? DIRECT_PIECE_BYTES : params_.max_put_bytes;
+    int64_t bytes = 0;
+    int puts = 0;
+    while (!write.batches_.empty()) {
+        Batch &batch = write.batches_.front();
+        if (batch.ready_event) {
+            return false;
+        }
+        if (bytes >= QUANTUM_BYTES || puts >= QUANTUM_PUTS || in_flight_ >= params_.max_in_flight || write.cancel_requested_ ||
+            state() != LinkState::READY) {
+            return true;
+        }
+        const Span piece = next_piece(batch, max_piece);
+        put(write, piece);
+        bytes += piece.length;
+        ++puts;
+        if (batch.next == batch.spans.size()) {
+            write.batches_.pop_front();
+        }
+    }
+    return false;
+}
+
+Span Link::next_piece(Batch &batch, int64_t max_bytes) {
+    const Span &span = batch.spans[batch.next];
+    Span piece{span.source + batch.done_of_next, span.destination + batch.done_of_next, span.length - batch.done_of_next};
+    if (piece.length > max_bytes) {
+        piece.length = max_bytes;
+        batch.done_of_next += max_bytes;
+    } else {
+        ++batch.next;
+        batch.done_of_next = 0;
+    }
+    return piece;
+}
+
+void Link::put(Write &write, const Span &piece) {
+    if (write.num_puts_.fetch_add(1, std::memory_order_relaxed) == 0) {
+        write.first_post_ns_.store(now_ns(), std::memory_order_relaxed);
+    }
+    const char *from = reinterpret_cast<const char *>(params_.source->address()) + piece.source;
+    if (mapped_) {
+        store_bytes(pool_.mapped() + piece.destination, from, size_t(piece.length));
+    } else {
+        ucp_request_param_t params = with_callback(on_put, &write);
+        with_memory(params, *params_.source);
+        ucs_status_ptr_t request =
+            ucp().ucp_put_nbx(endpoint_->handle(), from, size_t(piece.length), pool_.address() + uint64_t(piece.destination), pool_.key(), &params);
+        if (UCS_PTR_IS_ERR(request)) {
+            fail(UCS_PTR_STATUS(request), std::string("a put was refused: ") + status_text(UCS_PTR_STATUS(request)));
+        } else if (request) {
+            ++write.outstanding_;
+            ++in_flight_;
+        }
+    }
+    write.num_bytes_.fetch_add(piece.length, std::memory_order_relaxed);
+}
+
+void Link::on_put(void *request, ucs_status_t status, void *write) {
+    ucp().ucp_request_free(request);
+    auto *self = static_cast<Write *>(write);
+    --self->outstanding_;
+    --self->link_->in_flight_;
+    if (status != UCS_OK) {
+        self->link_->fail(status, std::string("a put failed: ") + status_text(status));
+    }
+}
+
+void Link::start_flush(Write &write) {
+    const bool ringing = write.phase_ == Write::Phase::FLUSHED;
+    const auto next = ringing ? Write::Phase::RUNG : Write::Phase::FLUSHED;
+    if (mapped_) {
+        store_fence();
+        write.phase_ = next;
+        return;
+    }
+    write.phase_ = ringing ? Write::Phase::RINGING : Write::Phase::FLUSHING;
+    ucp_request_param_t params = with_callback(on_flush, &write);
+    ucs_status_ptr_t request = ucp().ucp_ep_flush_nbx(endpoint_->handle(), &params);
+    if (UCS_PTR_IS_ERR(request)) {
+        fail(UCS_PTR_STATUS(request), std::string("a flush was refused: ") + status_text(UCS_PTR_STATUS(request)));
+    } else if (request) {
+        ++write.outstanding_;
+    } else {
+        write.phase_ = next;
+    }
+}
+
+void Link::on_flush(void *request, ucs_status_t status, void *write) {
+    ucp().ucp_request_free(request);
+    auto *self = static_cast<Write *>(write);
+    --self->outstanding_;
+    if (status != UCS_OK) {
+        self->link_->fail(status, std::string("a flush failed: ") + status_text(status));
+        return;
+    }
+    self->phase_ = self->phase_ == Write::Phase::RINGING ? Write::Phase::RUNG : Write::Phase::FLUSHED;
+    self->link_->run_again(self->shared_from_this());
+}
+
+void Link::ring_doorbell(Write &write) {
+    write.record_.nonce = params_.nonce;
+    seal(write.record_);
+    if (header_) {
+        auto *slots = reinterpret_cast<Slot *>(table_.mapped() + sizeof(TableHeader));
+        slots[write.slot_].store(write.record_);
+        ring(*reinterpret_cast<Bell *>(bell_.mapped()));
+        write.phase_ = Write::Phase::RUNG;
+        return;
+    }
+    const uint64_t address = table_.address() + sizeof(TableHeader) + uint64_t(write.slot_) * sizeof(Slot);
+    ucp_request_param_t params = with_callback(on_put, &write);
+    ucs_status_ptr_t request = ucp().ucp_put_nbx(endpoint_->handle(), &write.record_, sizeof(Record), address, table_.key(), &params);
+    if (UCS_PTR_IS_ERR(request)) {
+        fail(UCS_PTR_STATUS(request), std::string("the doorbell was refused: ") + status_text(UCS_PTR_STATUS(request)));
+        return;
+    }
+    if (request) {
+        ++write.outstanding_;
+        ++in_flight_;
+    }
+    start_flush(write);
+}
+
+void Link::finalize(const WritePtr &write, WriteState state, int status, const std::string &text) {
+    if (write->phase_ == Write::Phase::FINAL) {
+        return;
+    }
+    if (state == WriteState::DONE && !header_) {
+        kick(endpoint_->handle());
+    }
+    write->phase_ = Write::Phase::FINAL;
+    write->batches_.clear();
+    {
+        std::lock_guard<std::mutex> lock(write->mutex_);
+        write->incoming_.clear();
+        write->error_status_ = status;
+        write->error_text_ = text;
+        write->done_ns_.store(now_ns(), std::memory_order_relaxed);
+        write->state_.store(int(state), std::memory_order_release);
+    }
+    open_.erase(write->id());
+    queue_->notices().push(NoticeKind::WRITE_FINAL, write->id());
+}
+
+void Link::fail(ucs_status_t status, const std::string &text) {
+    std::lock_guard<std::mutex> lock(mutex_);
+    const LinkState before = state();
+    if (before == LinkState::LOST || before == LinkState::CLOSED) {
+        return;
+    }
+    failure_ = text;
+    failure_status_ = status;
+    state_.store(int(LinkState::LOST), std::memory_order_release);
+    if (before == LinkState::READY && !closing_) {
+        queue_->notices().push(NoticeKind::LINK_LOST, id());
+    }
+    changed_.notify_all();
+}
+
+void Link::peer_process_ended() { fail(UCS_ERR_CONNECTION_RESET, "the receiver's process has ended"); }
+
+bool Link::close_step() {
+    if (!closing_) {
+        return false;
+    }
+    if (open_.empty() && !probe_) {
+        shut();
+        return true;
+    }
+    if (now_ns() > close_deadline_ns_) {
+        fail(UCS_ERR_CANCELED, "closed before its writes could be flushed");
+        return true;
+    }
+    return false;
+}
+
+// The link is lost: UCX gives everything up, then the writes fail. A write fails only when nothing reads its source any more.
+bool Link::settle() {
+    bool worked = false;
+    if (endpoint_) {
+        if (probe_) {
+            probe_->fail(failure_status_, failure_text());
+        }
+        endpoint_.reset();
+        worked = true;
+    }
+    std::vector<WritePtr> still;
+    for (const auto &entry : open_) {
+        still.push_back(entry.second);
+    }
+    for (const auto &write : still) {
+        if (write->outstanding_ == 0) {
+            finalize(write, WriteState::FAILED, failure_status_, failure_text());
+            worked = true;
+        }
+    }
+    if (closing_ && open_.empty()) {
+        shut();
+        worked = true;
+    }
+    return worked;
+}
+
+void Link::shut() {
+    runnable_.clear();
+    gated_.clear();
+    probe_.reset();
+    if (counted_) {
+        store_fence();
+        header_->closed.fetch_add(1, std::memory_order_seq_cst);
+        counted_ = false;
+    }
+    header_ = nullptr;
+    pool_ = RemoteMemory();
+    table_ = RemoteMemory();
+    bell_ = RemoteMemory();
+    scratch_ = RemoteMemory();
+    endpoint_.reset();
+    params_.source.reset();
+    std::lock_guard<std::mutex> lock(mutex_);
+    state_.store(int(LinkState::CLOSED), std::memory_order_release);
+    changed_.notify_all();
+}
+
+} // namespace baton

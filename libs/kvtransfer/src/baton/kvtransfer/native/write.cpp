@@ -1,0 +1,75 @@
+#include "write.hpp"
+
+#include "link.hpp"
+#include "queue.hpp"
+
+namespace baton {
+
+Write::Write(std::shared_ptr<Link> link, uint64_t id, uint64_t room, int64_t source_bytes, int64_t destination_bytes)
+    : link_(std::move(link)), id_(id), room_(room), source_bytes_(source_bytes), destination_bytes_(destination_bytes) {}
+
+long Write::post(const int64_t *rows, size_t n, uint64_t ready_event) {
+    Batch batch;
+    batch.ready_event = ready_event;
+    batch.spans.reserve(n);
+    for (size_t i = 0; i < n; ++i) {
+        const int64_t source = rows[3 * i], destination = rows[3 * i + 1], length = rows[3 * i + 2];
+        if (source < 0 || destination < 0 || length <= 0 || length > source_bytes_ - source || length > destination_bytes_ - destination) {
+            return long(i);
+        }
+        if (!batch.spans.empty()) {
+            Span &last = batch.spans.back();
+            if (last.source + last.length == source && last.destination + last.length == destination) {
+                last.length += length;
+                continue;
+            }
+        }
+        batch.spans.push_back({source, destination, length});
+    }
+    {
+        std::lock_guard<std::mutex> lock(mutex_);
+        if (state() == WriteState::FAILED) {
+            return ACCEPTED; // told through the state
+        }
+        if (finish_requested_ || cancel_requested_ || state() != WriteState::OPEN) {
+            return REFUSED;
+        }
+        if (!batch.spans.empty()) {
+            incoming_.push_back(std::move(batch));
+        }
+    }
+    touch();
+    return ACCEPTED;
+}
+
+long Write::finish(uint32_t slot, Record record) {
+    {
+        std::lock_guard<std::mutex> lock(mutex_);
+        if (finish_requested_) {
+            return REFUSED;
+        }
+        if (state() != WriteState::FAILED && (cancel_requested_ || state() != WriteState::OPEN)) {
+            return REFUSED;
+        }
+        seal(record);
+        slot_ = slot;
+        record_ = record;
+        finish_requested_ = true;
+    }
+    touch();
+    return ACCEPTED;
+}
+
+void Write::cancel() {
+    if (!cancel_requested_.exchange(true)) {
+        touch();
+    }
+}
+
+void Write::touch() {
+    if (!touched_.exchange(true, std::memory_order_acq_rel)) {
+        link_->queue().submit(shared_from_this());
+    }
+}
+
+} // namespace baton

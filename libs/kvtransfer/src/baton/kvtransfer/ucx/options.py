@@ -1,0 +1,33 @@
+"""What UCX is told for each kind of path. Passed to the context itself: the process's environment is not touched."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from baton.kvtransfer.config import AgentConfig
+
+#: Shared memory needs endpoints without error handling (UCX leaves it out otherwise, and falls to emulation over tcp), networks need it.
+SHM = "shm"
+NETWORK = "network"
+
+_RECEIVING = {"auto": "^self", "shm": "sm", "tcp": "tcp"}
+_SENDING = {SHM: "sm", NETWORK: "^self,sm"}
+
+
+def receiving(config: AgentConfig) -> Mapping[str, str]:
+    return _complete(config, _RECEIVING[config.transport])
+
+
+def sending(config: AgentConfig, path: str) -> Mapping[str, str]:
+    if path == NETWORK and config.transport == "tcp":
+        return _complete(config, "tcp")
+    return _complete(config, _SENDING[path])
+
+
+def _complete(config: AgentConfig, transports: str) -> Mapping[str, str]:
+    if config.device and not transports.startswith("^"):
+        transports += ",cuda"
+    ours = {"TLS": transports}
+    if transports != "sm":
+        ours["TCP_CONN_NB"] = "y"  # a host that does not answer must not hold up a queue
+    return {**ours, **config.ucx_options}

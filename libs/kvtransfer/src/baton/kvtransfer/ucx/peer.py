@@ -1,0 +1,88 @@
+"""The way into one inbox, over UCX."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from baton.kvtransfer import _native
+from baton.kvtransfer.base import Peer, ProbePoint
+from baton.kvtransfer.errors import Closed, InvalidArgument, PeerLost, PeerUnreachable, UCXError
+from baton.kvtransfer.invitation import Invitation
+from baton.kvtransfer.ucx.sending import SendingSide
+from baton.kvtransfer.ucx.write import UcxWriteHandle
+
+_LOST = 2
+_PROBE_SIZES = (64 << 10, 1 << 20, 64 << 20)
+
+
+class UcxPeer(Peer):
+    def __init__(
+        self,
+        link: _native.Link,
+        invitation: Invitation,
+        source_bytes: int,
+        probe_timeout_s: float,
+        side: SendingSide,
+        begin: Callable[[_native.Link, UcxPeer, int], UcxWriteHandle | None],
+        forget: Callable[[], object],
+    ) -> None:
+        self.link = link
+        self._invitation = invitation
+        self._source_bytes = source_bytes
+        self._probe_timeout_s = probe_timeout_s
+        self._side = side
+        self._begin = begin
+        self._forget = forget
+        self._is_closed = False
+
+    @property
+    def instance_id(self) -> str:
+        return self._invitation.identity.instance_id
+
+    @property
+    def transport(self) -> str:
+        return self.link.transports
+
+    @property
+    def is_lost(self) -> bool:
+        return self.link.state == _LOST
+
+    @property
+    def info(self) -> str:
+        """UCX's own description of the endpoint, for a log."""
+        return self.link.info
+
+    def begin(self, room: int) -> UcxWriteHandle:
+        if not 1 <= room < 1 << 64:
+            raise InvalidArgument(f"room={room} is outside [1, 2**64)")
+        handle = self._begin(self.link, self, room)
+        if handle is None:
+            if self.is_lost and not self._is_closed:
+                raise PeerLost(f"{self.instance_id}: {self.link.failure}")
+            raise Closed(f"the peer {self.instance_id} is closed")
+        return handle
+
+    def wrap(self, write: _native.Write) -> UcxWriteHandle:
+        invitation = self._invitation
+        return UcxWriteHandle(write, self.instance_id, self._source_bytes, invitation.pool.num_bytes, invitation.num_doorbells)
+
+    def probe(self) -> list[ProbePoint]:
+        points = []
+        timeout_ns = int(self._probe_timeout_s * 1e9)
+        for num_bytes in (size for size in _PROBE_SIZES if size <= self._invitation.scratch.num_bytes):
+            memory = self._side.probe_memory(num_bytes)
+            for direction in ("write", "read"):
+                try:
+                    speed = self.link.probe(memory, num_bytes, direction == "write", timeout_ns)
+                except UCXError as error:
+                    raise PeerUnreachable(
+                        f"{self.instance_id}: the probe ({direction}, {num_bytes} bytes, {self.transport}) failed after at most "
+                        f"{self._probe_timeout_s} s (probe_timeout_s): {error.reason}"
+                    ) from error
+                points.append(ProbePoint(direction, num_bytes, speed))
+        return points
+
+    def close(self) -> None:
+        self._is_closed = True
+        self.link.close()
+        self._forget()

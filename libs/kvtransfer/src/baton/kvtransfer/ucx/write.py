@@ -1,0 +1,76 @@
+"""One request's writes over UCX."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from baton.kvtransfer import _native
+from baton.kvtransfer.base import WriteHandle, WriteState
+from baton.kvtransfer.doorbell import Doorbell
+from baton.kvtransfer.errors import Closed, InvalidArgument, PeerLost, TransferError
+from baton.kvtransfer.spans import SpanArray
+
+_STATES = (WriteState.OPEN, WriteState.DONE, WriteState.QUIESCED, WriteState.FAILED)
+_ACCEPTED, _REFUSED = -1, -2
+
+
+class UcxWriteHandle(WriteHandle):
+    def __init__(self, write: _native.Write, peer_name: str, source_bytes: int, destination_bytes: int, num_doorbells: int) -> None:
+        self._write = write
+        self._peer_name = peer_name
+        self._source_bytes = source_bytes
+        self._destination_bytes = destination_bytes
+        self._num_doorbells = num_doorbells
+
+    @property
+    def room(self) -> int:
+        return self._write.room
+
+    def post(self, spans: SpanArray, ready: int | None = None) -> None:
+        rows = np.ascontiguousarray(spans, dtype=np.int64)
+        if rows.ndim != 2 or rows.shape[1] != 3:
+            raise InvalidArgument(f"spans have shape {rows.shape}, must be [n, 3]: source offset, destination offset, bytes")
+        result = self._write.post(rows, ready or 0)
+        if result == _REFUSED:
+            raise Closed(f"room {self.room}: post after finish, cancel or the end ({self.state.value})")
+        if result != _ACCEPTED:
+            raise InvalidArgument(
+                f"spans[{result}] = {rows[result].tolist()} (source offset, destination offset, bytes) is outside the source region of "
+                f"{self._source_bytes} bytes or the destination region of {self._destination_bytes} bytes"
+            )
+
+    def finish(self, slot: int, doorbell: Doorbell) -> None:
+        if not 0 <= slot < self._num_doorbells:
+            raise InvalidArgument(f"slot={slot} is outside [0, {self._num_doorbells}), the inbox's doorbells")
+        if self._write.finish(slot, doorbell) == _REFUSED:
+            raise Closed(f"room {self.room}: finish after finish, cancel or the end ({self.state.value})")
+
+    def cancel(self) -> None:
+        self._write.cancel()
+
+    @property
+    def state(self) -> WriteState:
+        return _STATES[self._write.state]
+
+    @property
+    def error(self) -> TransferError | None:
+        if self.state is not WriteState.FAILED:
+            return None
+        status, text = self._write.error
+        return PeerLost(f"room {self.room} to {self._peer_name}: {text} ({status})")
+
+    @property
+    def num_bytes(self) -> int:
+        return self._write.num_bytes
+
+    @property
+    def num_puts(self) -> int:
+        return self._write.num_puts
+
+    @property
+    def first_post_time(self) -> float | None:
+        return self._write.first_post_ns / 1e9 or None
+
+    @property
+    def done_time(self) -> float | None:
+        return self._write.done_ns / 1e9 or None
