@@ -31,7 +31,7 @@ class TransferSettings(SettingsGroup):
     """How KV pages travel."""
 
     transport: Literal["auto", "shm", "tcp"] = Field(
-        default="auto", description="Path of KV pages; auto: shared memory on one host, else UCX's best."
+        default="auto", description="Path of KV pages; auto: shared memory on one host, else the best network."
     )
     expected_transport: str = Field(default="", description="What the chosen path must contain (sysv, rc, cuda_ipc, ...), else a pair is refused.")
     transfer_queues: int = Field(default=4, ge=1, le=64, description="Native threads that send KV pages.")

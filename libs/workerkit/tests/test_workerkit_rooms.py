@@ -1,0 +1,147 @@
+"""Stages, limits and single use, without a clock or a network."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from pathlib import Path
+
+import pytest
+from opentelemetry.trace import INVALID_SPAN
+
+from baton.engine.layout import KVLayout
+from baton.engine.types import (
+    Bootstrapped,
+    Failed,
+    Failure,
+    KVReady,
+    Request,
+    Reserved,
+    Role,
+    SamplingParams,
+    Transferred,
+    TransferStarted,
+    TransferStats,
+)
+from baton.wire.v1 import common_pb2, worker_pb2
+from baton.workerkit import Limits, Reaper, RefusedError, differences, fingerprint
+from baton.workerkit.convert import event_to_wire, failure_from_wire, failure_to_wire
+from baton.workerkit.intake import DecodePeer, PrefillPeer, take
+from baton.workerkit.rooms import OpenRoom, RoomTable, ends
+
+
+def entry(*, deadline: float | None = None, bootstrap: float | None = None, waiting_s: float = 0.0, room: int = 1) -> OpenRoom[str]:
+    request = Request(room, [1], SamplingParams(), deadline=deadline, bootstrap_deadline=bootstrap, arrived=0.0)
+    return OpenRoom(request, "owner", INVALID_SPAN, waiting_s, stage_deadline=bootstrap)
+
+
+def test_prefill_has_a_limit_for_each_stage() -> None:
+    room = entry(deadline=100.0, bootstrap=5.0, waiting_s=7.0)
+    assert room.due() == 5.0
+    room.advance(Bootstrapped(1), Role.PREFILL, 2.0)
+    assert room.due() == 9.0
+    failure = room.expired(9.0, Role.PREFILL)
+    assert failure is not None
+    assert (failure.cause, room.allowed_ms) == ("waiting_timeout", 9000)
+    room.advance(TransferStarted(1), Role.PREFILL, 3.0)
+    assert room.due() == 100.0
+    assert room.expired(99.0, Role.PREFILL) is None
+    failure = room.expired(100.0, Role.PREFILL)
+    assert failure is not None
+    assert failure.cause == "deadline"
+
+
+def test_decode_grants_what_prefill_may_spend() -> None:
+    room = entry(bootstrap=5.0, waiting_s=7.0)
+    room.advance(Reserved(1, 2, 0), Role.DECODE, 1.0)
+    assert room.due() == 12.0
+    room.advance(KVReady(1, True, 0.0), Role.DECODE, 3.0)
+    assert room.due() is None
+
+
+def test_a_late_milestone_does_not_lead_back() -> None:
+    room = entry(waiting_s=7.0)
+    room.advance(TransferStarted(1), Role.PREFILL, 1.0)
+    room.advance(Bootstrapped(1), Role.PREFILL, 2.0)
+    assert room.stage == common_pb2.ROOM_STATE_TRANSFERRING
+    assert room.due() is None
+
+
+def test_ended_rooms_are_remembered_up_to_a_bound() -> None:
+    table: RoomTable[str] = RoomTable(num_tombstones=2)
+    for number in (1, 2, 3):
+        table.add(entry(room=number))
+        table.remove(number)
+        table.remove(number)
+    assert [table.was_used(number) for number in (1, 2, 3)] == [False, True, True]
+    assert len(table) == 0
+
+
+async def test_the_reaper_fires_in_order_and_each_once() -> None:
+    fired: list[int] = []
+    reaper = Reaper(fired.append)
+    now = time.monotonic()
+    reaper.watch(3, now + 0.15)
+    reaper.watch(1, now + 0.05)
+    reaper.watch(2, now + 0.10)
+    reaper.watch(4, None)
+    await asyncio.sleep(0.3)
+    assert fired == [1, 2, 3]
+    reaper.watch(5, time.monotonic() + 0.01)
+    reaper.close()
+    await asyncio.sleep(0.05)
+    assert fired == [1, 2, 3]
+
+
+def test_legs_become_peers() -> None:
+    start = worker_pb2.Start(room=5, prompt_token_ids=[1], sampling=worker_pb2.Sampling(top_p=1, max_tokens=1), deadline_ms=2000)
+    start.prefill.decode_instance_id = "decode-1"
+    request = take(start, Limits(Role.PREFILL, 10, 64, 4, 16), now=10.0)
+    assert (request.peer, request.deadline, request.bootstrap_deadline) == (PrefillPeer("decode-1"), 12.0, None)
+    start.decode.bootstrap_address, start.decode.prefill_instance_id = "p:8998", "prefill-1"
+    assert take(start, Limits(Role.DECODE, 10, 64, 4, 16), now=0.0).peer == DecodePeer("p:8998", "prefill-1")
+
+
+def test_a_prefill_pool_need_not_hold_the_answer() -> None:
+    start = worker_pb2.Start(room=5, prompt_token_ids=[1] * 16, sampling=worker_pb2.Sampling(top_p=1, max_tokens=17))
+    start.prefill.decode_instance_id = "decode-1"
+    take(start, Limits(Role.PREFILL, 10, 64, num_pages=1, page_size=16), now=0.0)
+
+
+def test_failures_survive_the_wire() -> None:
+    failure = Failure("UNAVAILABLE", "prefill", "prefill_lost", "gone")
+    assert failure_from_wire(failure_to_wire(failure), default_origin="gateway") == failure
+    unknown = failure_from_wire(common_pb2.Failure(code=99, origin=77), default_origin="gateway")
+    assert (unknown.code, unknown.origin, unknown.cause) == ("UNKNOWN", "gateway", "unknown")
+
+
+def test_events_that_end_a_leg() -> None:
+    stats = TransferStats("sysv", 10, 2, 0.5, 0.25, True)
+    assert ends(Transferred(1, stats))
+    assert ends(Failed(1, Failure("UNKNOWN", "decode", "x", "y")))
+    assert not ends(KVReady(1, True, 0.0))
+    wire = event_to_wire(Transferred(1, stats), 3.0)
+    assert (wire.transferred.transfer.bytes, wire.transferred.transfer.duration_ms, wire.at_ms) == (10, 500.0, 3.0)
+    assert event_to_wire(Bootstrapped(1), 0).WhichOneof("event") == "bootstrapped"
+    assert event_to_wire(KVReady(1, False, 0.0), 0).WhichOneof("event") == "kv_ready"
+
+
+def test_fingerprints_name_both_values(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text("{}")
+    (tmp_path / "model.safetensors").write_bytes(b"1234")
+    layout = KVLayout(2, 2, 8, 16, 100, 4)
+    ours = fingerprint("tiny", tmp_path, "float32", layout)
+    assert differences(ours, fingerprint("tiny", tmp_path, "float32", KVLayout(2, 2, 8, 16, 7, 4))) == []
+    theirs = fingerprint("tiny", tmp_path, "bfloat16", KVLayout(2, 2, 8, 32, 100, 2))
+    assert differences(ours, theirs) == ["dtype: 'float32' here, 'bfloat16' there", "page_size: '16' here, '32' there"]
+    (tmp_path / "model.safetensors").write_bytes(b"12345")
+    (text,) = differences(ours, fingerprint("tiny", tmp_path, "float32", layout))
+    assert text.startswith("weights: ")
+
+
+@pytest.mark.parametrize("leg", ["prefill", "decode"])
+def test_an_incomplete_leg_is_refused(leg: str) -> None:
+    start = worker_pb2.Start(room=5, prompt_token_ids=[1], sampling=worker_pb2.Sampling(top_p=1, max_tokens=1))
+    getattr(start, leg).SetInParent()
+    with pytest.raises(RefusedError, match=r"is empty|must both be set"):
+        take(start, Limits(Role(leg), 10, 64, 4, 16), now=0.0)
