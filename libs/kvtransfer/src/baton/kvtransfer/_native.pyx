@@ -257,10 +257,10 @@ cdef CWindow _window(window):
 cdef class Link:
     cdef shared_ptr[CLink] ptr
 
-    def __init__(self, Queue queue not None, invitation, Memory source not None, uint64_t id, bint same_host, int pidfd, int max_in_flight,
+    def __init__(self, Queue queue not None, invitation, Memory source not None, uint64_t link_id, bint same_host, int pidfd, int max_in_flight,
                  int64_t max_put_bytes):
         cdef CLinkParams params
-        params.id = id
+        params.id = link_id
         params.worker_address = invitation.worker
         params.pool = _window(invitation.pool)
         params.table = _window(invitation.table)
@@ -449,10 +449,10 @@ cdef class Receiver:
     def bell_key(self) -> bytes:
         return (<CMemory *>&self.ptr.get().bell()).pack_key()
 
-    def open_inbox(self, uint64_t id, uint64_t nonce, uint32_t num_doorbells):
+    def open_inbox(self, uint64_t inbox_id, uint64_t nonce, uint32_t num_doorbells):
         cdef Inbox inbox = Inbox.__new__(Inbox)
         with nogil:
-            inbox.ptr = self.ptr.get().open_inbox(id, nonce, num_doorbells)
+            inbox.ptr = self.ptr.get().open_inbox(inbox_id, nonce, num_doorbells)
         return inbox
 
     def armed(self):

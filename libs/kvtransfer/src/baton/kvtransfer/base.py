@@ -76,7 +76,8 @@ class WriteHandle(ABC):
 
     @abstractmethod
     def post(self, spans: SpanArray, ready: int | None = None) -> None:
-        """Queues one-sided writes and returns. spans: int64 [n, 3] rows of source offset, destination offset, bytes; copied; adjacent rows are merged.
+        """Queues one-sided writes and returns. spans: int64 [n, 3] rows of source offset, destination offset, bytes; they are copied, and
+        adjacent ones merged.
 
         ready: a CUDA event (its handle as an integer): nothing of this call is read from the source before it has fired. The caller keeps the event
         alive until the handle is final. Raises InvalidArgument (nothing is queued) for a row outside either region; Closed after finish, cancel or
@@ -85,11 +86,17 @@ class WriteHandle(ABC):
 
     @abstractmethod
     def finish(self, slot: int, doorbell: Doorbell) -> None:
-        """After all that was posted: flush, write the doorbell into `slot` of the inbox, flush, DONE. Returns at once. Raises Closed when called twice."""
+        """After all that was posted: flush, write the doorbell into `slot` of the inbox, flush, DONE. Returns at once.
+
+        Raises Closed when called twice, InvalidArgument for a slot that the inbox does not have.
+        """
 
     @abstractmethod
     def cancel(self) -> None:
-        """Stop posting, flush, QUIESCED. Returns at once. Idempotent; no effect once final. A doorbell that was already written is not unwritten: then DONE."""
+        """Stop posting, flush, QUIESCED. Returns at once. Idempotent; no effect once final.
+
+        A doorbell that was already written is not unwritten: then the state becomes DONE.
+        """
 
     @property
     @abstractmethod

@@ -1,6 +1,6 @@
 """The envelope of everything that travels between two processes: magic, version, fields, checksum. Never pickle; safe on hostile bytes.
 
-    4 bytes magic | u16 version | u16 number of fields | fields: u16 tag, u32 length, bytes | u64 xxh3-64 of all before
+4 bytes magic | u16 version | u16 number of fields | fields: u16 tag, u32 length, bytes | u64 xxh3-64 of all before
 """
 
 from __future__ import annotations

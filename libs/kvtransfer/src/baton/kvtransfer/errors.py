@@ -1,20 +1,22 @@
 """Everything this package raises.
 
-    TransferError
-    ├── InvalidArgument        the caller's mistake: names the field, the value, the limit
-    ├── DoorbellsExhausted     more rooms in flight than the inbox has doorbells
-    ├── Closed                 the object was closed (or fenced) before
-    ├── PeerError              the other process, or the way to it
-    │   ├── IncompatiblePeer   it speaks another version, or holds another kind of pool
-    │   │   └── UnexpectedTransport   the path is not the one that was demanded
-    │   ├── PeerUnreachable    it could not be reached within the time allowed
-    │   └── PeerLost           it was reached once and is gone
-    ├── UCXError               a UCX function failed for another reason
-    └── LibraryError           no usable libucp
-        ├── LibraryNotFound
-        ├── LibraryTooOld
-        └── LibraryConflict    another build of UCX is loaded already
+TransferError
+├── InvalidArgument        the caller's mistake: names the field, the value, the limit
+├── DoorbellsExhausted     more rooms in flight than the inbox has doorbells
+├── Closed                 the object was closed (or fenced) before
+├── PeerError              the other process, or the way to it
+│   ├── IncompatiblePeer   it speaks another version, or holds another kind of pool
+│   │   └── UnexpectedTransport   the path is not the one that was demanded
+│   ├── PeerUnreachable    it could not be reached within the time allowed
+│   └── PeerLost           it was reached once and is gone
+├── UCXError               a UCX function failed for another reason
+└── LibraryError           no usable libucp
+    ├── LibraryNotFound
+    ├── LibraryTooOld
+    └── LibraryConflict    another build of UCX is loaded already
 """
+
+# ruff: noqa: N818  (the tree tells what is an error: "except Closed" and "except PeerLost" read as they are meant)
 
 from __future__ import annotations
 

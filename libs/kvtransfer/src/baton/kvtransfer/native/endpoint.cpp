@@ -3,8 +3,11 @@
 #include "clock.hpp"
 #include "failure.hpp"
 
+#include <cinttypes>
 #include <cstdio>
 #include <cstdlib>
+#include <fstream>
+#include <sstream>
 #include <utility>
 
 namespace baton {
@@ -13,6 +16,12 @@ namespace {
 
 constexpr int64_t CLOSE_TIMEOUT_NS = 2'000'000'000;
 constexpr size_t MAX_TRANSPORTS = 32;
+
+void add_name(std::string &names, const std::string &name) {
+    if (("+" + names + "+").find("+" + name + "+") == std::string::npos) {
+        names += (names.empty() ? "" : "+") + name;
+    }
+}
 
 } // namespace
 
@@ -73,7 +82,33 @@ void Endpoint::close() {
     ucp().ucp_request_free(request);
 }
 
+std::string RemoteMemory::mapping() const {
+    std::ifstream maps("/proc/self/maps");
+    const auto address = reinterpret_cast<uint64_t>(mapped_);
+    for (std::string line; std::getline(maps, line);) {
+        uint64_t first = 0, last = 0;
+        if (std::sscanf(line.c_str(), "%" SCNx64 "-%" SCNx64, &first, &last) == 2 && first <= address && address < last) {
+            return line.find("/SYSV") != std::string::npos ? "sysv" : "posix";
+        }
+    }
+    return "";
+}
+
 std::string Endpoint::transports() const {
+    std::string names;
+    std::istringstream lines(info());
+    for (std::string line; std::getline(lines, line);) {
+        // "lane[2]:  2:cma/memory.0 md[2]  -> ... rma_bw#0"
+        const size_t slash = line.find('/');
+        if (line.find("lane[") == std::string::npos || line.find("rma") == std::string::npos || slash == std::string::npos) {
+            continue;
+        }
+        add_name(names, line.substr(line.rfind(':', slash) + 1, slash - line.rfind(':', slash) - 1));
+    }
+    return names.empty() ? all_transports() : names;
+}
+
+std::string Endpoint::all_transports() const {
     ucp_transport_entry_t entries[MAX_TRANSPORTS] = {};
     ucp_ep_attr_t attributes{};
     attributes.field_mask = UCP_EP_ATTR_FIELD_TRANSPORTS;
@@ -83,10 +118,7 @@ std::string Endpoint::transports() const {
     check("ucp_ep_query", ucp().ucp_ep_query(handle_, &attributes));
     std::string names;
     for (size_t i = 0; i < attributes.transports.num_entries; ++i) {
-        std::string name = entries[i].transport_name;
-        if (("+" + names + "+").find("+" + name + "+") == std::string::npos) {
-            names += (names.empty() ? "" : "+") + name;
-        }
+        add_name(names, entries[i].transport_name);
     }
     return names;
 }

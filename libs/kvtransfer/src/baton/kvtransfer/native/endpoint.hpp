@@ -28,6 +28,8 @@ public:
     ucp_rkey_h key() const { return key_; }
     // Where this process can store into it directly; null when it cannot.
     char *mapped() const { return mapped_; }
+    // What it is mapped through: "sysv" or "posix".
+    std::string mapping() const;
 
 private:
     uint64_t address_ = 0;
@@ -47,13 +49,14 @@ public:
     Endpoint &operator=(const Endpoint &) = delete;
 
     ucp_ep_h handle() const { return handle_; }
-    // Names of the transports that UCX chose, joined with "+".
+    // Names of the transports that UCX chose for puts, joined with "+"; all of the endpoint's where it names none for puts.
     std::string transports() const;
     std::string info() const;
 
 private:
     static void on_error_callback(void *self, ucp_ep_h, ucs_status_t status);
     void close();
+    std::string all_transports() const;
 
     Worker &worker_;
     bool peer_errors_;

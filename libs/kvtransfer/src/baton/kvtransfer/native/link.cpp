@@ -173,9 +173,9 @@ void Link::become_ready() {
         fail(UCS_ERR_REJECTED, "the inbox is fenced");
         return;
     }
-    transports_ = endpoint_->transports();
-    info_ = endpoint_->info();
     mapped_ = header_ && pool_.mapped();
+    transports_ = mapped_ ? pool_.mapping() : endpoint_->transports();
+    info_ = endpoint_->info();
     std::lock_guard<std::mutex> lock(mutex_);
     if (state() == LinkState::CONNECTING) {
         state_.store(int(LinkState::READY), std::memory_order_release);

@@ -8,7 +8,7 @@ import os
 import secrets
 import threading
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TypeVar
 
 from baton.kvtransfer import _native
@@ -206,9 +206,7 @@ class UcxAgent(Agent):
             self._sides[path] = SendingSide(own, self._notices, self._config)
         return self._sides[path]
 
-    def _invite(
-        self, sender_id: str, region: UcxRegion, receiver: _native.Receiver, native: _native.Inbox, nonce: int, num_doorbells: int
-    ) -> bytes:
+    def _invite(self, sender_id: str, region: UcxRegion, receiver: _native.Receiver, native: _native.Inbox, nonce: int, num_doorbells: int) -> bytes:
         assert self._scratch is not None  # made with the receiver
         pool = region.primary
         scratch_bytes = self._config.probe_bytes
@@ -258,7 +256,8 @@ class UcxAgent(Agent):
         expected = self._config.expected_transport
         if expected and expected not in link.transports:
             raise UnexpectedTransport(
-                f"{invited.identity.instance_id}: UCX chose {link.transports!r}, expected_transport={expected!r}; allow it, or see why that path is not there"
+                f"{invited.identity.instance_id}: UCX chose {link.transports!r}, expected_transport={expected!r}; allow that path, or find out "
+                "why the other one is not there"
             )
 
     def _notify(self) -> None:
@@ -272,7 +271,7 @@ class UcxAgent(Agent):
                     _call(self._on_peer_lost, peer)
 
 
-def _call(callbacks: list[Callable[[T], None]], argument: T) -> None:
+def _call(callbacks: Sequence[Callable[[T], None]], argument: T) -> None:
     for callback in callbacks:
         try:
             callback(argument)

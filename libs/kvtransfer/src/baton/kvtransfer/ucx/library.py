@@ -49,7 +49,8 @@ def load(explicit_path: str) -> Library:
                 return Library(os.path.realpath(found), version)
             tried.append(f"{path} ({origin}): {problem}")
         raise LibraryNotFound(
-            f"no usable libucp: {'; '.join(tried)}. Install libucx-cu13 (or libucx-cu12, or the system's libucx0), or set {LIBRARY_VARIABLE} to a libucp.so.0"
+            f"no usable libucp: {'; '.join(tried)}. Install libucx-cu13 (or libucx-cu12, or the system's libucx0), "
+            f"or set {LIBRARY_VARIABLE} to a libucp.so.0"
         )
 
 
