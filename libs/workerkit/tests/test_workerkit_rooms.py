@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import time
-from pathlib import Path
+from dataclasses import replace
 
 import pytest
 from opentelemetry.trace import INVALID_SPAN
 
-from baton.engine.layout import KVLayout
+from baton.engine.fingerprint import Fingerprint
 from baton.engine.types import (
     Bootstrapped,
     Failed,
@@ -24,7 +24,7 @@ from baton.engine.types import (
     TransferStats,
 )
 from baton.wire.v1 import common_pb2, worker_pb2
-from baton.workerkit import Limits, Reaper, RefusedError, differences, fingerprint
+from baton.workerkit import Limits, Reaper, RefusedError, differences, fingerprint_to_wire
 from baton.workerkit.convert import event_to_wire, failure_from_wire, failure_to_wire
 from baton.workerkit.intake import DecodePeer, PrefillPeer, take
 from baton.workerkit.rooms import OpenRoom, RoomTable, ends
@@ -126,17 +126,11 @@ def test_events_that_end_a_leg() -> None:
     assert event_to_wire(KVReady(1, False, 0.0), 0).WhichOneof("event") == "kv_ready"
 
 
-def test_fingerprints_name_both_values(tmp_path: Path) -> None:
-    (tmp_path / "config.json").write_text("{}")
-    (tmp_path / "model.safetensors").write_bytes(b"1234")
-    layout = KVLayout(2, 2, 8, 16, 100, 4)
-    ours = fingerprint("tiny", tmp_path, "float32", layout)
-    assert differences(ours, fingerprint("tiny", tmp_path, "float32", KVLayout(2, 2, 8, 16, 7, 4))) == []
-    theirs = fingerprint("tiny", tmp_path, "bfloat16", KVLayout(2, 2, 8, 32, 100, 2))
-    assert differences(ours, theirs) == ["dtype: 'float32' here, 'bfloat16' there", "page_size: '16' here, '32' there"]
-    (tmp_path / "model.safetensors").write_bytes(b"12345")
-    (text,) = differences(ours, fingerprint("tiny", tmp_path, "float32", layout))
-    assert text.startswith("weights: ")
+def test_fingerprints_name_both_values() -> None:
+    ours = Fingerprint(1, "tiny", "abc", "float32", "layout", 2, 2, 8, 16)
+    assert differences(fingerprint_to_wire(ours), fingerprint_to_wire(ours)) == []
+    theirs = fingerprint_to_wire(replace(ours, dtype="bfloat16", page_size=32))
+    assert differences(fingerprint_to_wire(ours), theirs) == ["dtype: 'float32' here, 'bfloat16' there", "page_size: '16' here, '32' there"]
 
 
 @pytest.mark.parametrize("leg", ["prefill", "decode"])

@@ -1,7 +1,7 @@
 """What prefill and decode servers share: the engine's thread beside the RPC front, and the Worker contract."""
 
 from baton.workerkit.errors import HostStoppedError, RefusedError, WorkerError
-from baton.workerkit.fingerprint import as_mapping, differences, fingerprint
+from baton.workerkit.fingerprint import as_mapping, differences, fingerprint_to_wire
 from baton.workerkit.front import Description, WorkerFront
 from baton.workerkit.groups import EngineSettings, TransferSettings
 from baton.workerkit.host import EngineHost, HostedEngine
@@ -30,5 +30,5 @@ __all__ = [
     "WorkerServicer",
     "as_mapping",
     "differences",
-    "fingerprint",
+    "fingerprint_to_wire",
 ]
