@@ -93,7 +93,9 @@ class Published:
 
 @dataclass(frozen=True, slots=True)
 class Landed:
-    """The doorbell was seen and its room, generation, length (and digest) checked: the bytes are there. The lease is over; the engine owns the pages."""
+    """The doorbell was seen and its room, generation, length (and digest) checked: the bytes are there.
+
+    The lease is over; the engine owns the pages."""
 
     room: int
     first_token: int

@@ -147,9 +147,7 @@ class Failed:
     failure: Failure
 
 
-EngineEvent = (
-    Bootstrapped | Reserved | PrefillStarted | TransferStarted | Transferred | KVReady | Token | Finished | Failed
-)
+EngineEvent = Bootstrapped | Reserved | PrefillStarted | TransferStarted | Transferred | KVReady | Token | Finished | Failed
 
 
 @dataclass(slots=True)

@@ -1,0 +1,136 @@
+"""The engine: one object, one thread, one verb after another."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+import torch
+
+from baton.engine.allocator import PageAllocator
+from baton.engine.config import EngineConfig, max_model_len, plan_layout
+from baton.engine.errors import InvalidSettingError
+from baton.engine.loader import torch_dtype
+from baton.engine.models.llama import LlamaModel
+from baton.engine.pool import KVPool
+from baton.engine.ports import KVExporter, KVImporter
+from baton.engine.runner import Runner
+from baton.engine.scheduling.base import Scheduler
+from baton.engine.scheduling.decode import DecodeScheduler
+from baton.engine.scheduling.plain import PlainScheduler
+from baton.engine.scheduling.prefill import PrefillScheduler
+from baton.engine.scheduling.sequence import Limits, StepPlan
+from baton.engine.types import EngineEvent, EngineStats, Failure, Request, Role
+
+
+class Engine:
+    """Serves rooms in one role. Every method must be called from one and the same thread; none waits for a peer.
+
+    The loop of a service:
+
+        while running:
+            take commands -> engine.add / engine.abort
+            engine.reap(time.monotonic())
+            events = engine.step()
+            if not engine.has_work(): sleep until a command, the port's wake or the next reap
+
+    buffer: memory for the KV pool, at least `plan_layout(...).pool_bytes`, writable, 64-byte aligned; owned by the caller and alive
+    for as long as the engine. None: the engine makes its own.
+    exporter, importer: the prefill role needs the first, the decode role the second, the plain role neither.
+    """
+
+    def __init__(
+        self,
+        role: Role,
+        model: LlamaModel,
+        config: EngineConfig,
+        *,
+        buffer: memoryview | None = None,
+        exporter: KVExporter | None = None,
+        importer: KVImporter | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        if torch_dtype(config.dtype) is not model.dtype:
+            raise InvalidSettingError("dtype", config.dtype, f"the model was loaded as {model.dtype}")
+        if config.num_threads is not None:
+            torch.set_num_threads(config.num_threads)
+        self.role = role
+        self.layout = plan_layout(model.config, config)
+        self.max_model_len = max_model_len(model.config, config)
+        self._clock = clock
+        self._runner = Runner(model, KVPool(self.layout, model.dtype, buffer))
+        limits = Limits(
+            page_size=config.page_size,
+            max_num_batched_tokens=config.max_num_batched_tokens,
+            max_running=config.max_running,
+            max_model_len=self.max_model_len,
+            growth_tokens=config.growth_tokens,
+            max_passes=config.max_passes,
+            vocab_size=model.config.vocab_size,
+        )
+        self._exporter = exporter
+        self._scheduler = _scheduler(role, PageAllocator(self.layout.num_pages), limits, exporter, importer)
+        self._steps = 0
+        self._num_computed_tokens = 0
+        self._last_progress = clock()
+
+    def add(self, request: Request) -> None:
+        """Takes a room in. A request that can never fit is answered with a Failed event that has the numbers.
+
+        Raises DuplicateRoomError when the room is still open here.
+        """
+        self._scheduler.add(request)
+
+    def abort(self, room: int, failure: Failure) -> None:
+        """Ends a room with Failed(failure). Idempotent; unknown rooms are ignored. Pages that a peer may still read or write are
+        held back until it is known not to."""
+        self._scheduler.abort(room, failure)
+
+    def reap(self, now: float) -> None:
+        """Ends every room whose deadline, bootstrap or waiting time has passed; `now` on time.monotonic(). Cheap: call it on a timer."""
+        self._scheduler.reap(now)
+
+    def step(self) -> list[EngineEvent]:
+        """Polls the port, computes at most one forward pass, and returns everything that happened since the last step, in order."""
+        self._scheduler.poll()
+        plan = self._scheduler.plan()
+        if plan.slices:
+            drawn = self._runner.run(plan, self._layer_done(plan))
+            self._scheduler.commit(plan, drawn)
+            self._count(plan)
+        return self._scheduler.take_events()
+
+    def has_work(self) -> bool:
+        """False: another step would do nothing until a command, a wake of the port or a reap."""
+        return self._scheduler.has_work()
+
+    def stats(self) -> EngineStats:
+        stats = self._scheduler.stats()
+        stats.steps = self._steps
+        stats.last_progress = self._last_progress
+        stats.extra["computed_tokens"] = self._num_computed_tokens
+        return stats
+
+    def _layer_done(self, plan: StepPlan) -> Callable[[int], None] | None:
+        exporter = self._exporter
+        if exporter is None or not plan.exports:
+            return None
+        return lambda layer: exporter.layer_done(layer, plan.exports)
+
+    def _count(self, plan: StepPlan) -> None:
+        self._steps += 1
+        self._num_computed_tokens += sum(piece.count for piece in plan.slices)
+        self._last_progress = self._clock()
+
+
+def _scheduler(role: Role, allocator: PageAllocator, limits: Limits, exporter: KVExporter | None, importer: KVImporter | None) -> Scheduler:
+    wanted = {Role.PREFILL: "exporter", Role.DECODE: "importer", Role.PLAIN: "neither"}[role]
+    given = {"exporter": exporter is not None, "importer": importer is not None}
+    for port, present in given.items():
+        if present is not (port == wanted):
+            raise InvalidSettingError(port, "given" if present else None, f"the {role.value} role takes {wanted} of exporter and importer")
+    if exporter is not None:
+        return PrefillScheduler(allocator, limits, exporter)
+    if importer is not None:
+        return DecodeScheduler(allocator, limits, importer)
+    return PlainScheduler(allocator, limits)

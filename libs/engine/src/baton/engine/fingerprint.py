@@ -1,0 +1,57 @@
+"""What two engines must share before KV pages may move between them (the fields of `KVFingerprint` in common.proto)."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+from pathlib import Path
+
+from baton.engine.config import EngineConfig
+from baton.engine.errors import WeightsError
+from baton.engine.layout import LAYOUT_NAME
+from baton.engine.model_config import CONFIG_FILE, ModelConfig
+
+#: Raised whenever the meaning of a page's bytes changes. 1: keys are rotated in interleaved pairs (see models/llama.py).
+PROTOCOL_VERSION = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Fingerprint:
+    """Compared field by field; equal fingerprints mean that a page of one engine can be read by the other."""
+
+    protocol_version: int
+    model: str
+    weights: str
+    dtype: str
+    layout: str
+    num_layers: int
+    num_kv_heads: int
+    head_dim: int
+    page_size: int
+
+
+def fingerprint(folder: str | Path, model_name: str, model: ModelConfig, config: EngineConfig) -> Fingerprint:
+    """`model_name` is what clients call the model. Reads names and sizes of the weight files, never their contents."""
+    return Fingerprint(
+        protocol_version=PROTOCOL_VERSION,
+        model=model_name,
+        weights=weights_digest(folder),
+        dtype=config.dtype,
+        layout=LAYOUT_NAME,
+        num_layers=model.num_layers,
+        num_kv_heads=model.num_kv_heads,
+        head_dim=model.head_dim,
+        page_size=config.page_size,
+    )
+
+
+def weights_digest(folder: str | Path) -> str:
+    """SHA-256 (hex) over config.json and the name and size of every *.safetensors file. Raises WeightsError when there is none."""
+    folder = Path(folder)
+    files = sorted(folder.glob("*.safetensors"))
+    if not files:
+        raise WeightsError(folder, "holds no *.safetensors file")
+    digest = hashlib.sha256((folder / CONFIG_FILE).read_bytes())
+    for file in files:
+        digest.update(f"\0{file.name}\0{file.stat().st_size}".encode())
+    return digest.hexdigest()

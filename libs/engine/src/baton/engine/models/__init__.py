@@ -1,0 +1,1 @@
+"""Model families. One so far: everything that is Llama with other numbers."""

@@ -1,0 +1,51 @@
+"""The memory of all KV pages: one contiguous region, possibly someone else's."""
+
+from __future__ import annotations
+
+import ctypes
+
+import torch
+from torch import Tensor
+
+from baton.engine.errors import BufferTooSmallError
+from baton.engine.layout import KVLayout
+
+#: A cache line, and the widest vector load.
+ALIGNMENT = 64
+
+
+def buffer_at(address: int, num_bytes: int) -> memoryview:
+    """A writable view of foreign memory. The caller keeps that memory alive for as long as the view or a pool over it is used."""
+    return memoryview((ctypes.c_ubyte * num_bytes).from_address(address)).cast("B")
+
+
+class KVPool:
+    """layers[l] is [2, slots, kv heads, head dim]: keys, then values; slot = page * page_size + offset in the page.
+
+    `buffer`: writable memory of at least `layout.pool_bytes`, 64-byte aligned, kept alive by this object but owned by the caller;
+    None: the pool makes its own. Bytes of pages that nobody wrote are undefined and never read.
+    """
+
+    def __init__(self, layout: KVLayout, dtype: torch.dtype, buffer: memoryview | None = None) -> None:
+        if dtype.itemsize != layout.itemsize:
+            raise ValueError(f"layout.itemsize = {layout.itemsize}, but {dtype} takes {dtype.itemsize} bytes")
+        self.layout = layout
+        flat = torch.empty(layout.pool_bytes // layout.itemsize, dtype=dtype) if buffer is None else _foreign(buffer, layout, dtype)
+        num_slots = layout.num_pages * layout.page_size
+        self.planes = flat.view(layout.num_layers, 2, num_slots, layout.num_kv_heads, layout.head_dim)
+        self.layers: tuple[Tensor, ...] = self.planes.unbind(0)
+
+    def write(self, layer: int, slots: Tensor, keys_values: Tensor) -> None:
+        """keys_values [tokens, 2, kv heads, head dim] into `slots` [tokens] int64."""
+        self.layers[layer].index_copy_(1, slots, keys_values.transpose(0, 1))
+
+
+def _foreign(buffer: memoryview, layout: KVLayout, dtype: torch.dtype) -> Tensor:
+    if buffer.readonly:
+        raise BufferTooSmallError("the buffer for the KV pool is read-only; it must be writable")
+    if buffer.nbytes < layout.pool_bytes:
+        raise BufferTooSmallError(f"the buffer for the KV pool has {buffer.nbytes} bytes; the layout takes {layout.pool_bytes}")
+    raw = torch.frombuffer(buffer, dtype=torch.uint8)[: layout.pool_bytes]
+    if raw.data_ptr() % ALIGNMENT:
+        raise BufferTooSmallError(f"the buffer for the KV pool starts at {raw.data_ptr():#x}; it must be {ALIGNMENT}-byte aligned")
+    return raw.view(dtype)

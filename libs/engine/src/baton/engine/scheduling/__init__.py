@@ -1,0 +1,1 @@
+"""Who computes what in the next step. Policy only: nothing here imports torch."""

@@ -1,0 +1,198 @@
+"""Decode role: reserve pages, publish them, and run what lands."""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Callable
+from collections.abc import Sequence as List
+from dataclasses import dataclass
+
+from baton.engine.allocator import PageAllocator
+from baton.engine.errors import DuplicateRoomError
+from baton.engine.ports import Freed, KVImporter, Landed, LandingFailed, Published, Reservation
+from baton.engine.scheduling.admission import AdmissionQueue
+from baton.engine.scheduling.failures import expired, lease_lost, refusal
+from baton.engine.scheduling.running import RunningSet
+from baton.engine.scheduling.sequence import Limits, Sequence, StepPlan
+from baton.engine.types import EngineEvent, EngineStats, Failed, Failure, Finished, KVReady, Request, Reserved, Role
+
+
+class Stage(enum.Enum):
+    """WAITING for pages; RESERVED: handed to the importer; PUBLISHED: the peer may write; ABORTING: ended for the client, but a writer
+    may still be at work in its pages; RUNNING: the pages are ours alone."""
+
+    WAITING = "waiting"
+    RESERVED = "reserved"
+    PUBLISHED = "published"
+    ABORTING = "aborting"
+    RUNNING = "running"
+
+
+@dataclass(slots=True)
+class Room:
+    sequence: Sequence
+    stage: Stage = Stage.WAITING
+
+
+class DecodeScheduler:
+    """Pages go FREE -> RESERVED -> PUBLISHED -> running on Landed, and come back from a lease on Landed or Freed only."""
+
+    def __init__(self, allocator: PageAllocator, limits: Limits, importer: KVImporter) -> None:
+        self._allocator = allocator
+        self._limits = limits
+        self._importer = importer
+        self._waiting = AdmissionQueue(limits.max_passes)
+        self._running = RunningSet(allocator, limits, Role.DECODE)
+        self._rooms: dict[int, Room] = {}
+        self._events: list[EngineEvent] = []
+
+    def add(self, request: Request) -> None:
+        if request.room in self._rooms:
+            raise DuplicateRoomError(request.room)
+        failure = refusal(request, self._limits, Role.DECODE)
+        if failure is not None:
+            self._events.append(Failed(request.room, failure))
+            return
+        sequence = Sequence(request, list(request.prompt))
+        self._rooms[request.room] = Room(sequence)
+        self._waiting.push(sequence)
+
+    def abort(self, room: int, failure: Failure) -> None:
+        state = self._rooms.get(room)
+        if state is None or state.stage is Stage.ABORTING:
+            return
+        self._events.append(Failed(room, failure))
+        if state.stage in (Stage.RESERVED, Stage.PUBLISHED):
+            state.stage = Stage.ABORTING
+            self._importer.abort(room, failure)
+            return
+        self._waiting.remove(room)
+        self._running.drop(room)
+        del self._rooms[room]
+
+    def reap(self, now: float) -> None:
+        for room, state in list(self._rooms.items()):
+            transferring = state.stage in (Stage.RESERVED, Stage.PUBLISHED)
+            failure = expired(state.sequence.request, now, state.stage is Stage.WAITING, transferring, Role.DECODE)
+            if failure is not None:
+                self.abort(room, failure)
+
+    def poll(self) -> None:
+        for event in self._importer.poll():
+            state = self._rooms.get(event.room)
+            if state is None:
+                continue
+            match event:
+                case Published():
+                    self._published(state)
+                case Landed():
+                    self._landed(state, event)
+                case LandingFailed():
+                    self._landing_failed(state, event.failure)
+                case Freed():
+                    self._freed(state)
+
+    def plan(self) -> StepPlan:
+        self._running.resume()
+        while (sequence := self._waiting.take(self._admits())) is not None:
+            self._reserve(self._rooms[sequence.room])
+        return StepPlan(tuple(self._running.plan()))
+
+    def commit(self, plan: StepPlan, drawn: List[int | None]) -> None:
+        events = self._running.commit(plan.slices, drawn)
+        for event in events:
+            if isinstance(event, (Finished, Failed)):
+                del self._rooms[event.room]
+        self._events += events
+
+    def take_events(self) -> list[EngineEvent]:
+        events, self._events = self._events, []
+        return events
+
+    def has_work(self) -> bool:
+        if self._events or self._running.num_running or self._running.can_resume():
+            return True
+        return self._waiting.find(self._admits()) is not None
+
+    def stats(self) -> EngineStats:
+        held = dict.fromkeys(Stage, 0)
+        for state in self._rooms.values():
+            held[state.stage] += state.sequence.pages.num_pages
+        leased = held[Stage.PUBLISHED] + held[Stage.ABORTING]
+        quarantined = min(self._importer.quarantined_pages(), leased)
+        return EngineStats(
+            total_pages=self._allocator.num_pages,
+            free_pages=self._allocator.num_free,
+            reserved_pages=held[Stage.RESERVED],
+            published_pages=leased - quarantined,
+            quarantined_pages=quarantined,
+            running_pages=held[Stage.RUNNING],
+            rooms=len(self._rooms),
+            waiting=len(self._waiting),
+            running=len(self._running),
+            tokens_in_flight=self._running.num_tokens + sum(len(state.sequence.tokens) for state in self._in_transfer()),
+            extra={"retractions": self._running.num_retractions, "recomputed_tokens": self._running.num_recomputed_tokens},
+        )
+
+    def _in_transfer(self) -> list[Room]:
+        return [state for state in self._rooms.values() if state.stage in (Stage.RESERVED, Stage.PUBLISHED)]
+
+    def _admits(self) -> Callable[[Sequence], bool]:
+        """Whether a sequence may be let in now, counting what runs, what is in transfer and what was retracted."""
+        if not self._waiting:
+            return _never
+        in_transfer = self._in_transfer()
+        if len(in_transfer) >= self._limits.max_running:
+            return _never
+        promised = self._running.promised_pages() + sum(self._limits.growth_pages(state.sequence) for state in in_transfer)
+        available = self._allocator.num_free - promised
+        return lambda sequence: self._limits.pages_for(sequence.num_prompt) <= available
+
+    def _reserve(self, state: Room) -> None:
+        sequence = state.sequence
+        self._allocator.allocate(sequence.pages, self._limits.pages_for(sequence.num_prompt), self._limits.headroom(sequence))
+        state.stage = Stage.RESERVED
+        reservation = Reservation(sequence.room, tuple(sequence.pages.extents), sequence.num_prompt, resident_tokens=0)
+        self._importer.publish(sequence.request, reservation)
+
+    def _published(self, state: Room) -> None:
+        if state.stage is Stage.RESERVED:
+            state.stage = Stage.PUBLISHED
+            self._events.append(Reserved(state.sequence.room, state.sequence.pages.num_pages, resident_tokens=0))
+
+    def _landed(self, state: Room, event: Landed) -> None:
+        sequence = state.sequence
+        if state.stage is Stage.ABORTING:
+            self._release(state)
+            return
+        self._published(state)
+        state.stage = Stage.RUNNING
+        sequence.tokens.append(event.first_token)
+        sequence.num_computed = sequence.num_prompt
+        self._events.append(KVReady(sequence.room, event.digest_checked, event.exposed_s))
+        reason = sequence.finish_reason(self._limits.max_model_len)
+        if reason is None:
+            self._running.admit(sequence)
+            return
+        self._events.append(Finished(sequence.room, reason, sequence.num_answered))
+        self._release(state)
+
+    def _landing_failed(self, state: Room, failure: Failure) -> None:
+        if state.stage in (Stage.RESERVED, Stage.PUBLISHED):
+            self._events.append(Failed(state.sequence.room, failure))
+            state.stage = Stage.ABORTING
+
+    def _freed(self, state: Room) -> None:
+        if state.stage in (Stage.RESERVED, Stage.PUBLISHED):
+            self._events.append(Failed(state.sequence.room, lease_lost(Role.DECODE)))
+            state.stage = Stage.ABORTING
+        if state.stage is Stage.ABORTING:
+            self._release(state)
+
+    def _release(self, state: Room) -> None:
+        self._allocator.free(state.sequence.pages)
+        del self._rooms[state.sequence.room]
+
+
+def _never(_: Sequence) -> bool:
+    return False

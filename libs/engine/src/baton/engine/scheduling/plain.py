@@ -1,0 +1,101 @@
+"""Plain role: prefill and decode of every request in one loop."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from collections.abc import Sequence as List
+
+from baton.engine.allocator import PageAllocator
+from baton.engine.errors import DuplicateRoomError
+from baton.engine.scheduling.admission import AdmissionQueue
+from baton.engine.scheduling.failures import expired, refusal
+from baton.engine.scheduling.running import RunningSet
+from baton.engine.scheduling.sequence import Limits, Sequence, StepPlan
+from baton.engine.types import EngineEvent, EngineStats, Failed, Failure, Finished, PrefillStarted, Request, Role
+
+
+class PlainScheduler:
+    """Prompts in chunks beside the decode rows of the same step."""
+
+    def __init__(self, allocator: PageAllocator, limits: Limits) -> None:
+        self._allocator = allocator
+        self._limits = limits
+        self._waiting = AdmissionQueue(limits.max_passes)
+        self._running = RunningSet(allocator, limits, Role.PLAIN)
+        self._rooms: dict[int, Sequence] = {}
+        self._events: list[EngineEvent] = []
+
+    def add(self, request: Request) -> None:
+        if request.room in self._rooms:
+            raise DuplicateRoomError(request.room)
+        failure = refusal(request, self._limits, Role.PLAIN)
+        if failure is not None:
+            self._events.append(Failed(request.room, failure))
+            return
+        sequence = Sequence(request, list(request.prompt))
+        self._rooms[request.room] = sequence
+        self._waiting.push(sequence)
+
+    def abort(self, room: int, failure: Failure) -> None:
+        if self._rooms.pop(room, None) is None:
+            return
+        self._waiting.remove(room)
+        self._running.drop(room)
+        self._events.append(Failed(room, failure))
+
+    def reap(self, now: float) -> None:
+        waiting = {sequence.room for sequence in self._waiting}
+        for room, sequence in list(self._rooms.items()):
+            failure = expired(sequence.request, now, False, room in waiting, Role.PLAIN)
+            if failure is not None:
+                self.abort(room, failure)
+
+    def poll(self) -> None:
+        """Nothing comes from outside in this role."""
+
+    def plan(self) -> StepPlan:
+        self._running.resume()
+        while (sequence := self._waiting.take(self._admits())) is not None:
+            self._allocator.allocate(sequence.pages, self._limits.pages_for(len(sequence.tokens)), self._limits.headroom(sequence))
+            self._running.admit(sequence)
+            self._events.append(PrefillStarted(sequence.room))
+        return StepPlan(tuple(self._running.plan()))
+
+    def commit(self, plan: StepPlan, drawn: List[int | None]) -> None:
+        events = self._running.commit(plan.slices, drawn)
+        for event in events:
+            if isinstance(event, (Finished, Failed)):
+                del self._rooms[event.room]
+        self._events += events
+
+    def take_events(self) -> list[EngineEvent]:
+        events, self._events = self._events, []
+        return events
+
+    def has_work(self) -> bool:
+        if self._events or self._running.num_running or self._running.can_resume():
+            return True
+        return self._waiting.find(self._admits()) is not None
+
+    def stats(self) -> EngineStats:
+        return EngineStats(
+            total_pages=self._allocator.num_pages,
+            free_pages=self._allocator.num_free,
+            running_pages=self._running.num_pages,
+            rooms=len(self._rooms),
+            waiting=len(self._waiting),
+            running=len(self._running),
+            tokens_in_flight=self._running.num_tokens,
+            extra={"retractions": self._running.num_retractions, "recomputed_tokens": self._running.num_recomputed_tokens},
+        )
+
+    def _admits(self) -> Callable[[Sequence], bool]:
+        """Whether a sequence may be let in now, counting the growth of what runs and what was retracted."""
+        if not self._waiting or len(self._running) >= self._limits.max_running:
+            return _never
+        available = self._allocator.num_free - self._running.promised_pages()
+        return lambda sequence: self._limits.pages_for(len(sequence.tokens)) <= available
+
+
+def _never(_: Sequence) -> bool:
+    return False

@@ -1,0 +1,208 @@
+"""Prefill role: compute prompts in chunks, hand their pages over layer by layer, draw the first token."""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Sequence as List
+from dataclasses import dataclass
+
+from baton.engine.allocator import PageAllocator
+from baton.engine.errors import DuplicateRoomError
+from baton.engine.ports import KVExporter, PublishedSlots, SendDone, SendFailed, SendStarted
+from baton.engine.scheduling.admission import AdmissionQueue
+from baton.engine.scheduling.failures import expired, not_finite, refusal
+from baton.engine.scheduling.sequence import Limits, Sequence, Slice, StepPlan
+from baton.engine.types import (
+    Bootstrapped,
+    EngineEvent,
+    EngineStats,
+    Failed,
+    Failure,
+    PrefillStarted,
+    Request,
+    Role,
+    Token,
+    Transferred,
+    TransferStarted,
+    TransferStats,
+)
+
+
+class Stage(enum.Enum):
+    """BOOTSTRAPPING: decode's pages are not known; WAITING for pages of our own; COMPUTING; SENDING: computed, not yet flushed;
+    CLOSING: ended for the client, but the exporter may still read its pages."""
+
+    BOOTSTRAPPING = "bootstrapping"
+    WAITING = "waiting"
+    COMPUTING = "computing"
+    SENDING = "sending"
+    CLOSING = "closing"
+
+
+@dataclass(slots=True)
+class Room:
+    """handed_pages: leading pages of the prompt that need no (further) hand-over, those resident at decode included."""
+
+    sequence: Sequence
+    stage: Stage = Stage.BOOTSTRAPPING
+    handed_pages: int = 0
+    sending: bool = False
+
+
+class PrefillScheduler:
+    """Source pages stay pinned from `exporter.start` until SendDone or SendFailed, whatever happens to the room."""
+
+    def __init__(self, allocator: PageAllocator, limits: Limits, exporter: KVExporter) -> None:
+        self._allocator = allocator
+        self._limits = limits
+        self._exporter = exporter
+        self._waiting = AdmissionQueue(limits.max_passes)
+        self._computing: dict[int, Room] = {}
+        self._rooms: dict[int, Room] = {}
+        self._events: list[EngineEvent] = []
+
+    def add(self, request: Request) -> None:
+        if request.room in self._rooms:
+            raise DuplicateRoomError(request.room)
+        room = Room(Sequence(request, list(request.prompt)))
+        self._rooms[request.room] = room
+        self._exporter.expect(request)
+        failure = refusal(request, self._limits, Role.PREFILL)
+        if failure is not None:
+            # Expected and then aborted, so that decode is told at once and does not wait for a timeout.
+            self._close(room, failure)
+
+    def abort(self, room: int, failure: Failure) -> None:
+        state = self._rooms.get(room)
+        if state is not None and state.stage is not Stage.CLOSING:
+            self._close(state, failure)
+
+    def reap(self, now: float) -> None:
+        for state in list(self._rooms.values()):
+            if state.stage is not Stage.CLOSING:
+                bootstrapping = state.stage is Stage.BOOTSTRAPPING
+                waiting = not bootstrapping and not state.sending
+                failure = expired(state.sequence.request, now, bootstrapping, waiting, Role.PREFILL)
+                if failure is not None:
+                    self._close(state, failure)
+
+    def poll(self) -> None:
+        for event in self._exporter.poll():
+            state = self._rooms.get(event.room)
+            if state is None:
+                continue
+            match event:
+                case PublishedSlots():
+                    self._published(state, event.resident_tokens)
+                case SendStarted():
+                    self._started(state)
+                case SendDone():
+                    self._sent(state, event.stats)
+                case SendFailed():
+                    self._send_failed(state, event.failure)
+
+    def plan(self) -> StepPlan:
+        while (sequence := self._waiting.take(self._fits)) is not None:
+            self._start(self._rooms[sequence.room])
+        slices: list[Slice] = []
+        exports: list[tuple[int, int, int]] = []
+        budget = self._limits.max_num_batched_tokens
+        for state in self._computing.values():
+            if not budget:
+                break
+            sequence = state.sequence
+            missing = sequence.num_prompt - sequence.num_computed
+            count = min(missing, budget)
+            budget -= count
+            slices.append(Slice(sequence, sequence.num_computed, count, samples=count == missing))
+            exports += self._hand_over(state, sequence.num_computed + count)
+        return StepPlan(tuple(slices), tuple(exports))
+
+    def commit(self, plan: StepPlan, drawn: List[int | None]) -> None:
+        tokens = iter(drawn)
+        for piece in plan.slices:
+            piece.sequence.num_computed += piece.count
+            if not piece.samples:
+                continue
+            token = next(tokens)
+            state = self._computing.pop(piece.sequence.room)
+            if token is None:
+                self._close(state, not_finite(Role.PREFILL))
+                continue
+            state.stage = Stage.SENDING
+            self._events.append(Token(piece.sequence.room, 0, token))
+            self._exporter.finish(piece.sequence.room, token)
+
+    def take_events(self) -> list[EngineEvent]:
+        events, self._events = self._events, []
+        return events
+
+    def has_work(self) -> bool:
+        return bool(self._events or self._computing) or self._waiting.find(self._fits) is not None
+
+    def stats(self) -> EngineStats:
+        return EngineStats(
+            total_pages=self._allocator.num_pages,
+            free_pages=self._allocator.num_free,
+            running_pages=sum(state.sequence.pages.num_pages for state in self._rooms.values()),
+            rooms=len(self._rooms),
+            waiting=sum(state.stage in (Stage.BOOTSTRAPPING, Stage.WAITING) for state in self._rooms.values()),
+            running=len(self._computing),
+            tokens_in_flight=sum(len(state.sequence.tokens) for state in self._rooms.values() if state.sequence.pages.num_pages),
+        )
+
+    def _fits(self, sequence: Sequence) -> bool:
+        return len(self._computing) < self._limits.max_running and self._limits.pages_for(sequence.num_prompt) <= self._allocator.num_free
+
+    def _start(self, state: Room) -> None:
+        sequence = state.sequence
+        self._allocator.allocate(sequence.pages, self._limits.pages_for(sequence.num_prompt))
+        state.stage = Stage.COMPUTING
+        self._computing[sequence.room] = state
+        self._exporter.start(sequence.room, tuple(sequence.pages.extents), sequence.num_prompt)
+        self._events.append(PrefillStarted(sequence.room))
+
+    def _hand_over(self, state: Room, num_computed: int) -> list[tuple[int, int, int]]:
+        """The pages that become whole with this chunk; the prompt's last page counts as whole when the prompt is."""
+        sequence = state.sequence
+        whole = num_computed // self._limits.page_size
+        if num_computed == sequence.num_prompt:
+            whole = self._limits.pages_for(num_computed)
+        first, state.handed_pages = state.handed_pages, max(state.handed_pages, whole)
+        return [(sequence.room, first, whole - first)] if whole > first else []
+
+    def _published(self, state: Room, resident_tokens: int) -> None:
+        if state.stage is Stage.BOOTSTRAPPING:
+            state.stage = Stage.WAITING
+            state.handed_pages = resident_tokens // self._limits.page_size
+            self._waiting.push(state.sequence)
+            self._events.append(Bootstrapped(state.sequence.room))
+
+    def _started(self, state: Room) -> None:
+        if state.stage is not Stage.CLOSING and not state.sending:
+            state.sending = True
+            self._events.append(TransferStarted(state.sequence.room))
+
+    def _sent(self, state: Room, stats: TransferStats) -> None:
+        if state.stage is Stage.SENDING:
+            self._events.append(Transferred(state.sequence.room, stats))
+        self._release(state)
+
+    def _send_failed(self, state: Room, failure: Failure) -> None:
+        if state.stage is not Stage.CLOSING:
+            self._events.append(Failed(state.sequence.room, failure))
+        self._release(state)
+
+    def _close(self, state: Room, failure: Failure) -> None:
+        """Ends the room for the client; its pages wait for the exporter's last word."""
+        state.stage = Stage.CLOSING
+        self._waiting.remove(state.sequence.room)
+        self._computing.pop(state.sequence.room, None)
+        self._events.append(Failed(state.sequence.room, failure))
+        self._exporter.abort(state.sequence.room, failure)
+
+    def _release(self, state: Room) -> None:
+        self._waiting.remove(state.sequence.room)
+        self._computing.pop(state.sequence.room, None)
+        self._allocator.free(state.sequence.pages)
+        del self._rooms[state.sequence.room]

@@ -1,0 +1,92 @@
+"""One request on its way through an engine, and the piece of it that one step computes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from baton.engine.page_table import PageTable
+from baton.engine.types import FinishReason, Request
+
+
+@dataclass(slots=True, eq=False)
+class Sequence:
+    """tokens: prompt, then answer. num_computed: leading tokens whose keys and values are in `pages`.
+
+    A sequence computes tokens [num_computed, len(tokens)); when all are computed, the last one's logits give the next token.
+    So a decode step, a prompt's chunk and the recompute after a retraction are the same thing with other numbers.
+    """
+
+    request: Request
+    tokens: list[int]
+    num_computed: int = 0
+    pages: PageTable = field(default_factory=PageTable)
+
+    @property
+    def room(self) -> int:
+        return self.request.room
+
+    @property
+    def num_prompt(self) -> int:
+        return len(self.request.prompt)
+
+    @property
+    def num_answered(self) -> int:
+        return len(self.tokens) - len(self.request.prompt)
+
+    def max_tokens_left(self, max_model_len: int) -> int:
+        """How many tokens this sequence may still be extended by."""
+        return min(self.request.sampling.max_tokens - self.num_answered, max_model_len - len(self.tokens))
+
+    def finish_reason(self, max_model_len: int) -> FinishReason | None:
+        """Whether the answer ends with the token that was appended last."""
+        sampling = self.request.sampling
+        answered = self.num_answered
+        if answered >= sampling.min_tokens and self.tokens[-1] in sampling.stop_token_ids:
+            return FinishReason.STOP
+        if answered >= sampling.max_tokens or len(self.tokens) >= max_model_len:
+            return FinishReason.LENGTH
+        return None
+
+
+@dataclass(frozen=True, slots=True)
+class Slice:
+    """Tokens [start, start + count) of a sequence are computed in this step; `samples`: and the token after them is drawn."""
+
+    sequence: Sequence
+    start: int
+    count: int
+    samples: bool
+
+
+@dataclass(frozen=True, slots=True)
+class StepPlan:
+    """exports: (room, first page, number of pages) that are complete once this step has written its keys and values."""
+
+    slices: tuple[Slice, ...] = ()
+    exports: tuple[tuple[int, int, int], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """The part of the configuration that policy needs. max_model_len: prompt + answer, in tokens."""
+
+    page_size: int
+    max_num_batched_tokens: int
+    max_running: int
+    max_model_len: int
+    growth_tokens: int
+    max_passes: int
+    vocab_size: int
+
+    def pages_for(self, num_tokens: int) -> int:
+        return -(-num_tokens // self.page_size)
+
+    def headroom(self, sequence: Sequence) -> int:
+        """Pages that the answer may come to want behind the pages it has: a hint for placement, capped so that one long
+        answer does not scatter the others."""
+        return self.pages_for(max(0, min(sequence.max_tokens_left(self.max_model_len), 8 * self.growth_tokens)))
+
+    def growth_pages(self, sequence: Sequence) -> int:
+        """Pages that must stay free so that this sequence can go on for `growth_tokens` more tokens (or to its end)."""
+        ahead = max(0, min(sequence.max_tokens_left(self.max_model_len), self.growth_tokens))
+        return max(0, self.pages_for(len(sequence.tokens) + ahead) - sequence.pages.num_pages)
