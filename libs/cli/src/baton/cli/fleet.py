@@ -70,13 +70,13 @@ def plain_spec(options: FleetOptions, index: int) -> ServiceSpec:
 def gateway_spec(options: FleetOptions, workers: dict[str, list[str]]) -> ServiceSpec:
     """`workers`: "prefill", "decode", "plain" -> their gRPC addresses."""
     listen = ("--host", options.host, "--port", str(options.grpc_port), "--http-port", str(options.http_port))
-    model = ("--model-path", str(options.model_path), "--model-name", options.model_name)
+    model = ("--model-path", str(options.model_path), "--model", options.model_name)
     named = [flag for kind, addresses in workers.items() for flag in (f"--{kind}", ",".join(addresses))]
     return ServiceSpec("gateway", (*_module("gateway"), *listen, *model, *named))
 
 
 def _worker(options: FleetOptions, name: str, service: str, *flags: str) -> ServiceSpec:
-    model = ("--model-path", str(options.model_path), "--model-name", options.model_name)
+    model = ("--model-path", str(options.model_path), "--model", options.model_name)
     return ServiceSpec(name, (*_module(service), "--host", options.host, "--port", "0", *model, *flags))
 
 

@@ -93,13 +93,24 @@ def running_fleet(options: FleetOptions, drain_timeout_s: float, console: Consol
 
 
 def new_run_dir(parent: Path) -> Path:
-    """A folder for the logs and ready files of one run; only the latest few are kept."""
+    """A folder for the logs and ready files of one run, named by time and process; of runs that are over, only the latest few are kept."""
     parent.mkdir(parents=True, exist_ok=True)
+    over = sorted(path for path in parent.iterdir() if path.is_dir() and not _runs(path.name.rpartition("-")[2]))
+    for old in over[: len(over) - RUNS_KEPT + 1]:
+        shutil.rmtree(old, ignore_errors=True)
     run_dir = parent / f"{datetime.now(tz=UTC):%Y%m%d-%H%M%S}-{os.getpid()}"
     run_dir.mkdir()
-    for old in sorted(path for path in parent.iterdir() if path.is_dir())[:-RUNS_KEPT]:
-        shutil.rmtree(old, ignore_errors=True)
     return run_dir
+
+
+def _runs(pid: str) -> bool:
+    try:
+        os.kill(int(pid), 0)
+    except (ValueError, ProcessLookupError):
+        return False
+    except PermissionError:
+        return True
+    return True
 
 
 @contextmanager
