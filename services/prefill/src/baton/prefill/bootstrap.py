@@ -1,0 +1,245 @@
+"""The bootstrap endpoint: decode servers come here, say where their pages are, and publish rooms. One session a decode instance."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import AsyncIterator, Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from typing import Any, NoReturn
+
+import grpc
+import grpc.aio
+
+from baton.engine.layout import KVLayout
+from baton.kvtransfer import Agent, IncompatiblePeer, InvalidArgument, Peer, PeerUnreachable, Region, TransferError
+from baton.prefill.errors import BadPublicationError
+from baton.prefill.exporter import Exporter
+from baton.prefill.link import DecodeLink
+from baton.prefill.publication import read_publication
+from baton.servicekit import get_logger
+from baton.wire.v1 import bootstrap_pb2, bootstrap_pb2_grpc, common_pb2
+from baton.workerkit import differences
+from baton.workerkit.convert import failure_from_wire
+
+log = get_logger(__name__)
+
+Context = grpc.aio.ServicerContext[Any, Any]
+
+EXPIRE_PERIOD_S = 1.0
+#: Connecting, probing and closing wait for a peer: each has a thread of its own up to this many, so that a dead one delays nobody else.
+NUM_PEER_THREADS = 32
+
+
+@dataclass(frozen=True, slots=True)
+class Here:
+    """This prefill server, as decode servers are told."""
+
+    instance_id: str
+    fingerprint: common_pb2.KVFingerprint
+    layout: KVLayout
+    region: Region
+
+
+@dataclass(eq=False)
+class _Session:
+    """One decode instance's session. `broken` holds the reason once it shall end; `ended` is set when nothing of it is left."""
+
+    instance_id: str
+    loop: asyncio.AbstractEventLoop
+    outbox: asyncio.Queue[bootstrap_pb2.FromPrefill] = field(default_factory=asyncio.Queue)
+    broken: asyncio.Future[str] = field(init=False)
+    ended: asyncio.Event = field(default_factory=asyncio.Event)
+    #: The connect in progress or done; whoever ends the session closes what came of it.
+    connecting: asyncio.Future[Peer] | None = None
+    peer: Peer | None = None
+
+    def __post_init__(self) -> None:
+        self.broken = self.loop.create_future()
+
+    def send(self, message: bootstrap_pb2.FromPrefill) -> None:
+        """From any thread. What may gather here is bounded by what decode published."""
+        self._soon(lambda: self.outbox.put_nowait(message))
+
+    def fail(self, reason: str) -> None:
+        """From any thread: ends the session; decode then fences it and connects again."""
+        self._soon(lambda: None if self.broken.done() else self.broken.set_result(reason))
+
+    def _soon(self, function: Callable[[], object]) -> None:
+        try:
+            self.loop.call_soon_threadsafe(function)
+        except RuntimeError:  # the loop is closed: the process is ending
+            return
+
+
+class BootstrapServicer(bootstrap_pb2_grpc.BootstrapServicer):
+    """`close` ends all sessions in order (peers closed, so that decode's fence succeeds); call it before the server stops."""
+
+    def __init__(self, agent: Agent, exporter: Exporter, here: Here) -> None:
+        self._agent = agent
+        self._exporter = exporter
+        self._here = here
+        self._sessions: dict[str, _Session] = {}
+        self._threads = ThreadPoolExecutor(NUM_PEER_THREADS, thread_name_prefix="bootstrap-peer")
+        self._closing = False
+        agent.on_write(exporter.write_ended)
+        agent.on_peer_lost(self._on_peer_lost)
+
+    async def run(self) -> None:
+        """The clock of publications that nobody claims; until cancelled."""
+        while True:
+            await asyncio.sleep(EXPIRE_PERIOD_S)
+            self._exporter.expire(time.monotonic())
+
+    async def close(self) -> None:
+        self._closing = True
+        sessions = list(self._sessions.values())
+        for session in sessions:
+            session.fail("the prefill server is stopping")
+        for session in sessions:
+            await session.ended.wait()
+        self._threads.shutdown(wait=False)
+
+    async def Session(  # type: ignore[override]  # noqa: N802 # a coroutine that writes: the stubs know generators only
+        self, request_iterator: AsyncIterator[bootstrap_pb2.FromDecode], context: Context
+    ) -> None:
+        hello = await self._greet(request_iterator, context)
+        session = await self._enter(hello.instance_id, context)
+        try:
+            link = await self._connect(session, hello, context)
+            reason = await self._serve(session, link, request_iterator, context)
+        finally:
+            await asyncio.shield(self._leave(session))
+        if reason is not None:
+            await _refuse(context, grpc.StatusCode.UNAVAILABLE, reason)
+
+    async def _greet(self, messages: AsyncIterator[bootstrap_pb2.FromDecode], context: Context) -> bootstrap_pb2.DecodeHello:
+        """Reads the hello, answers it, and refuses a pair whose pools differ."""
+        first = await anext(aiter(messages), None)
+        if first is None or first.WhichOneof("message") != "hello" or not first.hello.instance_id:
+            await _refuse(context, grpc.StatusCode.FAILED_PRECONDITION, "the first message of a session must be hello with an instance_id")
+        here = self._here
+        hello = bootstrap_pb2.PrefillHello(instance_id=here.instance_id, fingerprint=here.fingerprint, identity=self._agent.identity)
+        await context.write(bootstrap_pb2.FromPrefill(hello=hello))
+        differing = differences(here.fingerprint, first.hello.fingerprint)
+        if differing:
+            text = f"prefill {here.instance_id} (here) and decode {first.hello.instance_id} (there) do not fit: {'; '.join(differing)}"
+            log.error("pair refused", peer=first.hello.instance_id, reason=text)
+            await _refuse(context, grpc.StatusCode.FAILED_PRECONDITION, f"{text}; serve the same model with the same settings on both")
+        if self._closing:
+            await _refuse(context, grpc.StatusCode.UNAVAILABLE, "the prefill server is stopping")
+        return first.hello
+
+    async def _enter(self, instance_id: str, context: Context) -> _Session:
+        """One session a decode instance: an older one is half dead, and ends first."""
+        while (old := self._sessions.get(instance_id)) is not None:
+            old.fail("the same decode server opened a new session")
+            await old.ended.wait()
+        session = self._sessions[instance_id] = _Session(instance_id, asyncio.get_running_loop())
+        return session
+
+    async def _connect(self, session: _Session, hello: bootstrap_pb2.DecodeHello, context: Context) -> DecodeLink:
+        """Opens the way into decode's pages and measures it; the verdict tells decode that it may publish."""
+        loop = asyncio.get_running_loop()
+        began = time.monotonic()
+        try:
+            session.connecting = loop.run_in_executor(self._threads, self._agent.connect, hello.invitation, self._here.region)
+            session.peer = await asyncio.shield(session.connecting)
+            points = await loop.run_in_executor(self._threads, session.peer.probe)
+        except TransferError as error:
+            log.error("no way to decode", peer=hello.instance_id, error=str(error))
+            await _refuse(context, _code(error), f"prefill {self._here.instance_id} cannot write to decode {hello.instance_id}: {error}")
+        verdict = bootstrap_pb2.PeerVerdict(transport=session.peer.transport)
+        for point in points:
+            if point.direction == "write":
+                verdict.points.add(bytes=point.num_bytes, gigabytes_per_s=point.gigabytes_per_s)
+        speeds = {f"write_{point.num_bytes}_gb_s": round(point.gigabytes_per_s, 2) for point in points if point.direction == "write"}
+        log.info(
+            "decode connected", peer=hello.instance_id, transport=session.peer.transport, took_ms=round((time.monotonic() - began) * 1e3), **speeds
+        )
+        await context.write(bootstrap_pb2.FromPrefill(verdict=verdict))
+        ours = self._here.layout
+        layout = KVLayout(ours.num_layers, ours.num_kv_heads, ours.head_dim, ours.page_size, hello.num_pages, ours.itemsize)
+        return DecodeLink(hello.instance_id, session.peer, layout, session.send, session.fail)
+
+    async def _serve(self, session: _Session, link: DecodeLink, messages: AsyncIterator[bootstrap_pb2.FromDecode], context: Context) -> str | None:
+        """Until either side ends it; why we did, if we did."""
+        reader = asyncio.create_task(self._read(link, messages))
+        writer = asyncio.create_task(self._write(session, context))
+        reason = "its session ended"
+        try:
+            await asyncio.wait((reader, writer, session.broken), return_when=asyncio.FIRST_COMPLETED)
+            if session.broken.done():
+                reason = session.broken.result()
+                return reason
+            error = reader.exception() if reader.done() else writer.exception()
+            if error is not None and not isinstance(error, grpc.aio.BaseError):
+                raise error
+            return None
+        finally:
+            log.info("decode disconnected", peer=session.instance_id, reason=reason)
+            for task in (reader, writer):
+                task.cancel()
+            self._exporter.link_closing(link, reason)
+            await asyncio.shield(self._close_peer(link))
+
+    async def _close_peer(self, link: DecodeLink) -> None:
+        """Ends all writing through the link; only then may source pages be free."""
+        await asyncio.get_running_loop().run_in_executor(self._threads, link.peer.close)
+        self._exporter.link_closed(link)
+
+    async def _leave(self, session: _Session) -> None:
+        if session.connecting is not None:
+            with contextlib.suppress(TransferError):
+                peer = await session.connecting
+                await asyncio.get_running_loop().run_in_executor(self._threads, peer.close)
+        if self._sessions.get(session.instance_id) is session:
+            del self._sessions[session.instance_id]
+        session.ended.set()
+
+    async def _read(self, link: DecodeLink, messages: AsyncIterator[bootstrap_pb2.FromDecode]) -> None:
+        async for message in messages:
+            match message.WhichOneof("message"):
+                case "publish":
+                    self._publish(link, message.publish)
+                case "revoke":
+                    revoke = message.revoke
+                    failure = failure_from_wire(revoke.failure, default_origin="decode")
+                    self._exporter.revoked(link, revoke.room, revoke.lease_generation, failure)
+                case kind:
+                    log.warning("message out of turn ignored", peer=link.instance_id, kind=kind)
+
+    def _publish(self, link: DecodeLink, message: bootstrap_pb2.Publish) -> None:
+        try:
+            publication = read_publication(message, link)
+        except BadPublicationError as error:
+            self._exporter.reject(link, message.room, message.lease_generation, error)
+            return
+        self._exporter.published(publication)
+
+    async def _write(self, session: _Session, context: Context) -> None:
+        while True:
+            await context.write(await session.outbox.get())
+
+    def _on_peer_lost(self, peer: Peer) -> None:
+        """On the transfer library's notifier."""
+        for session in list(self._sessions.values()):
+            if session.peer is peer:
+                session.fail(f"the way to decode {peer.instance_id} broke")
+
+
+def _code(error: TransferError) -> grpc.StatusCode:
+    if isinstance(error, IncompatiblePeer):
+        return grpc.StatusCode.FAILED_PRECONDITION
+    if isinstance(error, InvalidArgument):
+        return grpc.StatusCode.INVALID_ARGUMENT
+    if isinstance(error, PeerUnreachable):
+        return grpc.StatusCode.UNAVAILABLE
+    return grpc.StatusCode.INTERNAL
+
+
+async def _refuse(context: Context, code: grpc.StatusCode, message: str) -> NoReturn:
+    await context.abort(code, message)
+    raise AssertionError("abort returns never")

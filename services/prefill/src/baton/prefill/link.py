@@ -1,0 +1,41 @@
+"""One decode server as the exporter sees it: where its pages are, and how it is told something."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from baton.engine.layout import KVLayout
+from baton.engine.types import Failure
+from baton.kvtransfer import Peer
+from baton.wire.v1 import bootstrap_pb2
+from baton.workerkit.convert import failure_to_wire
+
+
+class DecodeLink:
+    """`layout`: of the decode server's pool. `send` hands a message to its session from any thread; `fail` ends the session from any thread.
+
+    The peer belongs to whoever made the link; it is closed when the session is over.
+    """
+
+    def __init__(
+        self,
+        instance_id: str,
+        peer: Peer,
+        layout: KVLayout,
+        send: Callable[[bootstrap_pb2.FromPrefill], None],
+        fail: Callable[[str], None],
+    ) -> None:
+        self.instance_id = instance_id
+        self.peer = peer
+        self.layout = layout
+        self.fail = fail
+        self._send = send
+
+    def quiesced(self, room: int, generation: int) -> None:
+        """Says that nothing of this lease will be written any more."""
+        self._send(bootstrap_pb2.FromPrefill(quiesced=bootstrap_pb2.Quiesced(room=room, lease_generation=generation)))
+
+    def declined(self, room: int, generation: int, failure: Failure) -> None:
+        """The negative acknowledgement: it will not be written, and why."""
+        wire = bootstrap_pb2.Declined(room=room, lease_generation=generation, failure=failure_to_wire(failure))
+        self._send(bootstrap_pb2.FromPrefill(declined=wire))
