@@ -1,0 +1,153 @@
+"""Pairs of agents: in one process over the loopback backend, in two processes over UCX."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import uuid
+from collections.abc import Callable, Iterator
+from importlib.util import module_from_spec, spec_from_file_location
+from multiprocessing import Pipe
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+_SCRIPT = Path(__file__).with_name("remote_agent.py")
+_spec = spec_from_file_location("kvtransfer_remote_agent", _SCRIPT)
+assert _spec is not None
+assert _spec.loader is not None
+_module = module_from_spec(_spec)
+_spec.loader.exec_module(_module)
+RemoteAgent: Any = _module.RemoteAgent
+
+
+class RemoteError(Exception):
+    """What an agent of another process raised; `kind` is the name of its type."""
+
+    def __init__(self, kind: str, text: str) -> None:
+        super().__init__(f"{kind}: {text}")
+        self.kind = kind
+
+
+class RemoteProcess:
+    """The methods of RemoteAgent, called in another process."""
+
+    def __init__(self, **arguments: Any) -> None:
+        self._pipe, theirs = Pipe()
+        self.process = subprocess.Popen([sys.executable, str(_SCRIPT), str(theirs.fileno())], pass_fds=[theirs.fileno()])
+        theirs.close()
+        self._pipe.send(("open", arguments))
+        self._result()
+
+    def __getattr__(self, name: str) -> Callable[..., Any]:
+        def call(*arguments: Any) -> Any:
+            self._pipe.send((name, arguments))
+            return self._result()
+
+        return call
+
+    def _result(self) -> Any:
+        good, result = self._pipe.recv()
+        if not good:
+            raise RemoteError(*result)
+        return result
+
+    def signal(self, number: int) -> None:
+        self.process.send_signal(number)
+
+    def kill(self) -> None:
+        self.process.kill()
+        self.process.wait()
+
+    def end(self) -> None:
+        if self.process.poll() is None:
+            self.signal(signal.SIGCONT)
+            self._pipe.close()
+            try:
+                self.process.wait(10)
+            except subprocess.TimeoutExpired:
+                self.kill()
+
+
+class House:
+    """Makes agents for one test, and ends them."""
+
+    def __init__(self, backend: str, transport: str) -> None:
+        self.backend = backend
+        self.transport = transport
+        self._made: list[Any] = []
+
+    @property
+    def is_shared(self) -> bool:
+        return self.transport == "shm"
+
+    def config(self, instance_id: str, **more: Any) -> dict[str, Any]:
+        return {
+            "instance_id": f"{instance_id}-{uuid.uuid4().hex[:8]}",
+            "backend": self.backend,
+            "transport": self.transport if self.backend == "ucx" else "auto",
+            "probe_bytes": 1 << 20,
+            **more,
+        }
+
+    def local(self, instance_id: str = "sender", num_bytes: int = 1 << 20, **more: Any) -> Any:
+        """An agent in this process."""
+        agent = RemoteAgent(num_bytes=num_bytes, **self.config(instance_id, **more))
+        self._made.append(agent)
+        return agent
+
+    def remote(self, instance_id: str = "receiver", num_bytes: int = 1 << 20, **more: Any) -> Any:
+        """An agent in another process, where the backend has such."""
+        if self.backend == "loopback":
+            return self.local(instance_id, num_bytes, **more)
+        process = RemoteProcess(num_bytes=num_bytes, **self.config(instance_id, **more))
+        self._made.append(process)
+        return process
+
+    def end(self) -> None:
+        for made in reversed(self._made):
+            made.end() if isinstance(made, RemoteProcess) else made.close()
+
+
+def _house(name: str) -> Iterator[House]:
+    backend, _, transport = name.partition("-")
+    house = House(backend, transport)
+    yield house
+    house.end()
+
+
+@pytest.fixture(params=["loopback", "ucx-shm", "ucx-tcp"])
+def house(request: pytest.FixtureRequest) -> Iterator[House]:
+    yield from _house(request.param)
+
+
+@pytest.fixture(params=["ucx-shm", "ucx-tcp"])
+def ucx(request: pytest.FixtureRequest) -> Iterator[House]:
+    yield from _house(request.param)
+
+
+@pytest.fixture
+def shm() -> Iterator[House]:
+    yield from _house("ucx-shm")
+
+
+@pytest.fixture
+def tcp() -> Iterator[House]:
+    yield from _house("ucx-tcp")
+
+
+@pytest.fixture
+def shared_memory_is_clean() -> Iterator[None]:
+    """No segment that was not there before is left."""
+
+    def segments() -> set[str]:
+        posix = {name for name in os.listdir("/dev/shm") if "ucx" in name}
+        sysv = {line.split()[1] for line in Path("/proc/sysvipc/shm").read_text(encoding="ascii").splitlines()[1:]}
+        return posix | sysv
+
+    before = segments()
+    yield
+    assert segments() <= before
