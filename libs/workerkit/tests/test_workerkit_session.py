@@ -9,6 +9,7 @@ import grpc
 import grpc.aio
 import pytest
 
+from baton.wire.status import failure_from_error
 from baton.wire.v1 import common_pb2, inference_pb2, inference_pb2_grpc, worker_pb2, worker_pb2_grpc
 
 
@@ -189,11 +190,14 @@ async def test_peers_are_the_union_of_what_gateways_say(bench, gateway_type, eve
 
 @pytest.mark.parametrize(
     ("limit", "cause", "said"),
-    [({"deadline_ms": 150}, "deadline", "the request's deadline of 150 ms"), ({"bootstrap_timeout_ms": 150}, "bootstrap_timeout", "150 ms")],
+    [
+        ({"deadline_ms": 150}, "deadline", "the request's deadline of 150 ms"),
+        ({"waiting_timeout_ms": 150}, "waiting_timeout", "the waiting timeout of 150 ms"),
+    ],
 )
 async def test_a_limit_is_kept_without_any_other_traffic(bench, gateway_type, limit, cause, said) -> None:
     bench.engine.hold = True
-    bench.engine.add = lambda request: bench.engine.requests.update({request.room: request})  # no milestone: it stays in BOOTSTRAPPING
+    bench.engine.add = lambda request: bench.engine.requests.update({request.room: request})  # no milestone: it stays in WAITING
     async with gateway_type(bench) as gateway:
         began = time.monotonic()
         await gateway.start(7, **limit)
@@ -203,7 +207,7 @@ async def test_a_limit_is_kept_without_any_other_traffic(bench, gateway_type, li
         assert said in event.failed.message
         assert event.failed.allowed_ms == 150
         assert event.failed.elapsed_ms >= 150
-        assert event.failed.stage == common_pb2.ROOM_STATE_BOOTSTRAPPING
+        assert event.failed.stage == common_pb2.ROOM_STATE_WAITING
 
 
 async def test_an_engine_that_breaks_fails_all_rooms_and_refuses_more(bench, gateway_type, eventually) -> None:
@@ -236,5 +240,6 @@ async def test_direct_requests_are_refused_with_the_way_to_the_gateway(bench, ga
             for call in (stub.Generate(inference_pb2.GenerateRequest()), stub.Chat(inference_pb2.ChatRequest())):
                 with pytest.raises(grpc.aio.AioRpcError, match=r"plain server.*gate\.example:50060"):
                     await anext(aiter(call))
-            with pytest.raises(grpc.aio.AioRpcError, match=r"gate\.example:50060"):
+            with pytest.raises(grpc.aio.AioRpcError, match=r"gate\.example:50060") as caught:
                 await stub.ListModels(inference_pb2.ListModelsRequest())
+            assert failure_from_error(caught.value, origin=common_pb2.ORIGIN_CLIENT, cause="?").cause == "direct_request"

@@ -19,7 +19,7 @@ from baton.workerkit.errors import HostStoppedError, RefusedError
 from baton.workerkit.host import Batch, EngineHost
 from baton.workerkit.intake import Limits, take
 from baton.workerkit.reaper import Reaper
-from baton.workerkit.rooms import OpenRoom, RoomTable, ends
+from baton.workerkit.rooms import OpenRoom, RoomTable, ends, open_room
 from baton.workerkit.session import GatewaySession
 
 log = get_logger(__name__)
@@ -153,7 +153,7 @@ class WorkerFront:
             return
         span = self._tracer.start_span(f"{self._limits.role.value} room", context=extract_traceparent(start.traceparent))
         span.set_attributes({"baton.room": str(start.room), "baton.prompt_tokens": len(request.prompt)})
-        entry = OpenRoom(request, session, span, start.waiting_timeout_ms / 1e3, stage_deadline=request.bootstrap_deadline)
+        entry = open_room(request, session, span, self._limits.role, start.waiting_timeout_ms / 1e3)
         self._rooms.add(entry)
         self._idle.clear()
         self._reaper.watch(entry.room, entry.due())

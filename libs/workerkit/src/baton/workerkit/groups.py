@@ -31,7 +31,7 @@ class EngineSettings(SettingsGroup):
         return self.model or self.model_path.resolve().name
 
     def engine_config(self) -> EngineConfig:
-        """For the engine. Raises the engine's InvalidSetting."""
+        """For the engine. Raises the engine's InvalidSettingError."""
         return EngineConfig(
             num_pages=self.num_pages,
             kv_bytes=None if self.num_pages is not None else self.kv_bytes,

@@ -21,6 +21,9 @@ log = get_logger(__name__)
 
 Command = Callable[[], None]
 
+#: How old the engine's counts may be while it is busy.
+STATS_PERIOD_S = 0.02
+
 
 class HostedEngine(Protocol):
     """What the host asks of an engine. Every method is called from the host's thread only."""
@@ -38,10 +41,9 @@ class HostedEngine(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """What one turn of the loop produced. `at`: time.monotonic() when it was done."""
+    """What one step produced. `at`: time.monotonic() when it was done."""
 
     events: list[EngineEvent]
-    stats: EngineStats
     at: float
 
 
@@ -74,6 +76,7 @@ class EngineHost:
         self.pulse = Pulse()
         self.stats = engine.stats()
         self.error: BaseException | None = None
+        self._refreshed = 0.0
 
     def start(self, deliver: Callable[[Batch], None], on_failure: Callable[[BaseException], None]) -> None:
         """Starts the thread. `deliver` gets every batch and `on_failure` the exception that ended the engine; both run on the engine's thread."""
@@ -122,7 +125,8 @@ class EngineHost:
 
     def _turn(self) -> None:
         if not self._engine.has_work():
-            self.pulse.busy = False
+            self._refresh(time.monotonic())
+            self.pulse.busy = starved(self.stats)
             self._wake.wait()
         self._wake.clear()
         if not self.pulse.busy:
@@ -131,12 +135,22 @@ class EngineHost:
         while self._commands:
             self._commands.popleft()()
         events = self._engine.step()
-        self._tell(events)
-
-    def _tell(self, events: list[EngineEvent]) -> None:
-        before, now = self.stats, time.monotonic()
-        self.stats = self._engine.stats()
-        if events or self.stats.steps != before.steps:
+        now = time.monotonic()
+        if events or now - self._refreshed >= STATS_PERIOD_S:
+            self._refresh(now)
+        if events:
             self.pulse.last_progress = now
-        if events or self.stats != before:
-            self._deliver(Batch(events, self.stats, now))
+            self._deliver(Batch(events, now))
+
+    def _refresh(self, now: float) -> None:
+        """Takes a snapshot of the engine's counts: they cost a walk over its rooms, so not in every step."""
+        steps = self.stats.steps
+        self.stats = self._engine.stats()
+        self._refreshed = now
+        if self.stats.steps != steps:
+            self.pulse.last_progress = now
+
+
+def starved(stats: EngineStats) -> bool:
+    """Rooms wait for pages that nothing which runs or moves will give back: only a quarantine that ends, or an abort, can help."""
+    return bool(stats.waiting and not stats.running and not stats.reserved_pages and not stats.published_pages and stats.quarantined_pages)

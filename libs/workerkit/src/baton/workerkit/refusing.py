@@ -9,7 +9,9 @@ import grpc
 import grpc.aio
 
 from baton.engine.types import Role
-from baton.wire.v1 import inference_pb2, inference_pb2_grpc
+from baton.wire.status import code_number, failure_status, trailing_metadata
+from baton.wire.v1 import common_pb2, inference_pb2, inference_pb2_grpc
+from baton.workerkit.convert import ORIGINS
 
 Context = grpc.aio.ServicerContext[Any, Any]
 
@@ -33,8 +35,11 @@ class RefusingInference(inference_pb2_grpc.InferenceServicer):
     async def _refuse(self, context: Context) -> NoReturn:
         address = self._gateway_address()
         where = f"send it to the gateway at {address}" if address else "send it to the gateway (none has attached to this server yet)"
-        await context.abort(
-            grpc.StatusCode.FAILED_PRECONDITION,
-            f"this is a {self._role.value} server: it takes requests only with a room that the gateway drew and leads through the fleet; {where}",
+        message = (
+            f"this is a {self._role.value} server: it takes requests only with a room that the gateway drew and leads through the fleet; {where}"
         )
+        origin = ORIGINS["decode" if self._role is Role.PLAIN else self._role.value]
+        code = grpc.StatusCode.FAILED_PRECONDITION
+        failure = common_pb2.Failure(code=code_number(code), origin=origin, cause="direct_request", message=message)
+        await context.abort(code, message, trailing_metadata(failure_status(failure)))
         raise AssertionError("abort returns never")

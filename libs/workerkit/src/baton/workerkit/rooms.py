@@ -101,6 +101,14 @@ class OpenRoom(Generic[Owner]):
         return Failure("DEADLINE_EXCEEDED", origin, cause, f"{limit} of {self.allowed_ms} ms was reached in {stage} on the {role.value} server")
 
 
+def open_room(request: Request, owner: Owner, span: Span, role: Role, waiting_s: float) -> OpenRoom[Owner]:
+    """A room that was taken just now. A plain server has nothing to bootstrap: its rooms begin in WAITING."""
+    if role is not Role.PLAIN:
+        return OpenRoom(request, owner, span, waiting_s, stage_deadline=request.bootstrap_deadline)
+    due = request.arrived + waiting_s if waiting_s else None
+    return OpenRoom(request, owner, span, waiting_s, stage=common_pb2.ROOM_STATE_WAITING, stage_deadline=due)
+
+
 def ends(event: EngineEvent) -> bool:
     """Whether this leg is over with `event`."""
     return isinstance(event, Transferred | Finished | Failed)

@@ -82,6 +82,7 @@ class Exporter:
             if send is None or send.ending is not None:
                 return
             send.first_token = first_token
+            send.last_layer_ns = send.last_layer_ns or time.monotonic_ns()  # every page was resident: no layer was handed over
             if send.can_post:
                 self._ring(send)
 
