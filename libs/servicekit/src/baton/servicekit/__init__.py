@@ -1,6 +1,6 @@
 """What every Baton service shares: settings, logs, traces, health, start and drain."""
 
-from baton.servicekit.errors import AddressUnavailableError, ServicekitError, SettingsError, TlsError
+from baton.servicekit.errors import AddressUnavailableError, ServicekitError, SettingsError, StartError, TlsError
 from baton.servicekit.groups import ListenSettings, LogSettings, TlsSettings, TraceSettings
 from baton.servicekit.identity import new_instance_id
 from baton.servicekit.lifecycle import Lifecycle, run
@@ -20,6 +20,7 @@ __all__ = [
     "ServicekitError",
     "SettingsError",
     "SettingsGroup",
+    "StartError",
     "TlsError",
     "TlsSettings",
     "TraceSettings",

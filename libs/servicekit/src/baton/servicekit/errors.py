@@ -11,6 +11,10 @@ class SettingsError(ServicekitError):
     """The operator's mistake: settings that cannot be used. One line a setting; each names the variable or flag and the value."""
 
 
+class StartError(ServicekitError):
+    """What a service needs to start is not there or not usable; the message says what and what to do. No trace is logged for it."""
+
+
 class AddressUnavailableError(ServicekitError):
     """The address that a server was told to listen on cannot be bound."""
 

@@ -1,0 +1,71 @@
+"""A worker's service from ready to stopped: what prefill and decode do alike."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Mapping
+
+from baton.engine.types import Role
+from baton.servicekit import GrpcServer, Lifecycle, get_logger
+from baton.wire.v1 import inference_pb2_grpc, worker_pb2_grpc
+from baton.workerkit.front import WorkerFront
+from baton.workerkit.host import EngineHost
+from baton.workerkit.progress import ProgressWatch
+from baton.workerkit.refusing import RefusingInference
+from baton.workerkit.servicer import WorkerServicer
+
+log = get_logger(__name__)
+
+#: How long rooms that were told to end, and pages that a peer may still touch, are waited for at the end.
+ABORT_TIMEOUT_S = 5.0
+#: How long reports of a failed engine get to leave before the process stops.
+LAST_WORDS_S = 0.5
+
+
+def add_services(server: GrpcServer, front: WorkerFront, role: Role) -> None:
+    """The Worker contract, and the public one that is refused here."""
+    server.add(worker_pb2_grpc.add_WorkerServicer_to_server, WorkerServicer(front), "baton.v1.Worker")
+    refusing = RefusingInference(role, front.gateway_address)
+    server.add(inference_pb2_grpc.add_InferenceServicer_to_server, refusing, "baton.v1.Inference")
+
+
+def engine_lost(life: Lifecycle) -> Callable[[BaseException], None]:
+    """What a front does when its engine broke: the process ends with status 1 once the gateways have heard it."""
+
+    def lost(error: BaseException) -> None:
+        asyncio.get_running_loop().call_later(LAST_WORDS_S, life.fail, error)
+
+    return lost
+
+
+async def serve_until_stopped(
+    life: Lifecycle, server: GrpcServer, front: WorkerFront, host: EngineHost, addresses: Mapping[str, str], *, stall_limit_s: float
+) -> None:
+    """Serves from now until `life` stops, then drains: no new rooms, open ones get `life.drain_timeout_s`, the rest is ended.
+
+    `server` and `front` are started already. Returns when no room is open and no peer can touch our pages, or when waiting for that was in vain.
+    """
+    watch = asyncio.create_task(ProgressWatch(host, server.set_serving, stall_limit_s=stall_limit_s).run())
+    try:
+        await server.set_serving(True)
+        life.ready(addresses)
+        await life.stopped()
+    finally:
+        watch.cancel()
+    await server.drain()
+    front.drain()
+    if not await front.wait_idle(life.drain_timeout_s):
+        front.abort_all("drained", f"the server stops, and {life.drain_timeout_s:g} s (--drain-timeout-s) were not enough for this room")
+        await front.wait_idle(ABORT_TIMEOUT_S)
+    await _wait_quiet(host, ABORT_TIMEOUT_S)
+
+
+async def _wait_quiet(host: EngineHost, timeout_s: float) -> None:
+    """Waits until the engine holds no page for anybody."""
+    deadline = time.monotonic() + timeout_s
+    while host.alive and host.stats.free_pages != host.stats.total_pages:
+        if time.monotonic() > deadline:
+            log.warning("ending with pages that are not free", free_pages=host.stats.free_pages, total_pages=host.stats.total_pages)
+            return
+        await asyncio.sleep(0.02)

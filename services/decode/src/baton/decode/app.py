@@ -1,0 +1,191 @@
+"""`baton-decode`: wires the engine, the transfer library, the sessions with prefill servers and the Worker contract."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import partial
+from importlib.metadata import version
+
+from baton.decode.bootstrap_session import make_hello
+from baton.decode.config import DecodeSettings, load_settings
+from baton.decode.importer import Importer
+from baton.decode.peer import Doors
+from baton.decode.peers import PeerSet
+from baton.decode.sampling import DigestSampler
+from baton.engine import Engine, EngineConfig, EngineError, Role, fingerprint, load_model, plan_layout
+from baton.engine.models.llama import LlamaModel
+from baton.kvtransfer import Agent, AgentConfig, Region, TransferError, open_agent
+from baton.kvtransfer.identity import Identity
+from baton.servicekit import (
+    GrpcServer,
+    Lifecycle,
+    SettingsError,
+    StartError,
+    Tracing,
+    configure_logs,
+    configure_tracing,
+    get_logger,
+    join_address,
+    new_instance_id,
+    run,
+)
+from baton.wire.channel import SERVER_OPTIONS
+from baton.wire.v1 import common_pb2
+from baton.workerkit import Description, EngineHost, Limits, WorkerFront, as_mapping, fingerprint_to_wire
+from baton.workerkit.serving import add_services, engine_lost, serve_until_stopped
+
+log = get_logger(__name__)
+
+#: Fences, inboxes and their ends may wait for a peer: each has a thread of its own up to this many, so that a dead one delays nobody else.
+NUM_PEER_THREADS = 32
+#: How long ended sessions may take to be fenced before the process ends.
+FENCE_TIMEOUT_S = 5.0
+
+
+@dataclass(frozen=True, slots=True)
+class _Model:
+    model: LlamaModel
+    config: EngineConfig
+    fingerprint: common_pb2.KVFingerprint
+
+
+@dataclass(frozen=True, slots=True)
+class _Receiver:
+    """The decode role's half of the transfer: where pages land."""
+
+    agent: Agent
+    region: Region
+    importer: Importer
+    peers: PeerSet
+    threads: ThreadPoolExecutor
+
+    async def close(self) -> None:
+        """After the engine has stopped."""
+        await self.peers.close(FENCE_TIMEOUT_S)
+        await asyncio.to_thread(self._close)
+
+    def _close(self) -> None:
+        self.importer.close()
+        self.threads.shutdown(wait=False)
+        self.region.close()
+        self.agent.close()
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    try:
+        settings = load_settings(argv)
+        instance_id = settings.listen.instance_id or new_instance_id(settings.role)
+        configure_logs(settings.log, service="decode", instance_id=instance_id)
+        tracing = configure_tracing(settings.traces, service="decode", instance_id=instance_id)
+    except SettingsError as error:
+        print(f"baton-decode: {error}", file=sys.stderr)  # noqa: T201
+        return 2
+    try:
+        serve = partial(_serve, settings=settings, instance_id=instance_id, tracing=tracing)
+        return run(serve, service="decode", instance_id=instance_id, listen=settings.listen)
+    finally:
+        tracing.shutdown()
+
+
+async def _serve(life: Lifecycle, *, settings: DecodeSettings, instance_id: str, tracing: Tracing) -> None:
+    receiver: _Receiver | None = None
+    try:
+        loaded = await asyncio.to_thread(_load, settings)
+        if settings.role == "decode":
+            receiver = await _open_receiver(life, loaded, settings, instance_id)
+        engine = await asyncio.to_thread(_make_engine, loaded, receiver)
+    except (EngineError, TransferError) as error:
+        raise StartError(str(error)) from error
+    try:
+        await _serve_engine(life, engine, loaded, receiver, settings, instance_id, tracing)
+    finally:
+        if receiver is not None:
+            await receiver.close()
+
+
+def _load(settings: DecodeSettings) -> _Model:
+    """Blocks for seconds."""
+    config = settings.engine.engine_config()
+    model = load_model(settings.engine.model_path, config.dtype)
+    mark = fingerprint(settings.engine.model_path, settings.engine.model_name(), model.config, config)
+    return _Model(model, config, fingerprint_to_wire(mark))
+
+
+async def _open_receiver(life: Lifecycle, loaded: _Model, settings: DecodeSettings, instance_id: str) -> _Receiver:
+    transfer = settings.transfer
+    agent_config = AgentConfig(
+        instance_id=instance_id,
+        transport=transfer.transport,
+        expected_transport=transfer.expected_transport,
+        transfer_queues=transfer.transfer_queues,
+        fingerprint=as_mapping(loaded.fingerprint),
+    )
+    layout = plan_layout(loaded.model.config, loaded.config)
+    agent = await asyncio.to_thread(open_agent, agent_config)
+    log.info("transfer library", description=agent.description)
+    region = await asyncio.to_thread(agent.allocate, layout.pool_bytes)
+    peers = PeerSet(linger_s=settings.peer_linger_s)
+    importer = Importer(
+        layout, region, peers, DigestSampler(settings.digest), link_wait_s=settings.link_wait_s, revoke_timeout_s=settings.revoke_timeout_s
+    )
+    agent.on_doorbell(importer.doorbell)
+    threads = ThreadPoolExecutor(NUM_PEER_THREADS, thread_name_prefix="prefill-peer")
+    doors = Doors(
+        agent=agent,
+        region=region,
+        leases=importer,
+        hello=make_hello(instance_id, loaded.fingerprint, layout.num_pages),
+        here=Identity.decode(agent.identity),
+        tls=settings.tls,
+        num_doorbells=settings.engine.max_rooms,
+        threads=threads,
+        fatal=life.fail,
+    )
+    peers.open(doors)
+    return _Receiver(agent, region, importer, peers, threads)
+
+
+def _make_engine(loaded: _Model, receiver: _Receiver | None) -> Engine:
+    if receiver is None:
+        return Engine(Role.PLAIN, loaded.model, loaded.config)
+    return Engine(Role.DECODE, loaded.model, loaded.config, buffer=receiver.region.buffer, importer=receiver.importer)
+
+
+async def _serve_engine(
+    life: Lifecycle, engine: Engine, loaded: _Model, receiver: _Receiver | None, settings: DecodeSettings, instance_id: str, tracing: Tracing
+) -> None:
+    listen = settings.listen
+    server = GrpcServer(listen.host, listen.port, tls=settings.tls, options=SERVER_OPTIONS)
+    host = EngineHost(engine)
+    clock: asyncio.Task[None] | None = None
+    if receiver is not None:
+        receiver.importer.on_wake(host.wake)
+        clock = asyncio.create_task(receiver.peers.run(receiver.importer.tick))
+    front = WorkerFront(
+        host,
+        Limits(engine.role, loaded.model.config.vocab_size, engine.max_model_len, engine.layout.num_pages, engine.layout.page_size),
+        Description(instance_id, loaded.fingerprint.model, version("baton-decode"), loaded.fingerprint),
+        max_rooms=settings.engine.max_rooms,
+        tracer=tracing.tracer("baton.decode"),
+        on_peers=receiver.peers.name if receiver is not None else None,
+        on_lost=engine_lost(life),
+    )
+    add_services(server, front, engine.role)
+    front.start()
+    try:
+        await server.start()
+        addresses = {"grpc": join_address(listen.advertised_host(), server.port)}
+        await serve_until_stopped(life, server, front, host, addresses, stall_limit_s=settings.engine.stall_limit_s)
+    finally:
+        if clock is not None:
+            clock.cancel()
+        await server.stop(1.0)
+        await front.close()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

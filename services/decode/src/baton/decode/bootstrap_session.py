@@ -1,0 +1,129 @@
+"""One session with one prefill server: greet, learn the path, then messages both ways until either side ends it."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+from typing import Any, NoReturn, Protocol
+
+import grpc
+import grpc.aio
+
+from baton.decode.errors import PairRefusedError, SessionEndedError
+from baton.decode.link import PrefillLink
+from baton.engine.types import Failure
+from baton.kvtransfer import Inbox
+from baton.kvtransfer.identity import Identity
+from baton.servicekit import get_logger
+from baton.wire.v1 import bootstrap_pb2, common_pb2
+from baton.workerkit import differences
+from baton.workerkit.convert import failure_from_wire
+
+log = get_logger(__name__)
+
+Call = grpc.aio.StreamStreamCall[bootstrap_pb2.FromDecode, bootstrap_pb2.FromPrefill]
+
+#: Longest that prefill may take to answer the hello, connect back and probe the path.
+GREETING_TIMEOUT_S = 60.0
+
+
+class Answers(Protocol):
+    """Who hears what prefill says of a lease."""
+
+    def quiesced(self, room: int, generation: int) -> None: ...
+
+    def declined(self, room: int, generation: int, failure: Failure) -> None: ...
+
+
+class BootstrapSession:
+    """`key` names it for good. Its inbox is its own, so that this sender can be fenced alone. Used on the event loop; `send` from any thread."""
+
+    def __init__(self, key: str, address: str, inbox: Inbox, hello: bootstrap_pb2.DecodeHello, here: Identity) -> None:
+        self.key = key
+        self.address = address
+        self.inbox = inbox
+        self._hello = hello
+        self._here = here
+        self._loop = asyncio.get_running_loop()
+        self._outbox: asyncio.Queue[bootstrap_pb2.FromDecode] = asyncio.Queue()
+        self.transport = ""
+        self.link: PrefillLink | None = None
+
+    def send(self, message: bootstrap_pb2.FromDecode) -> None:
+        """What may gather is bounded by the leases of this session."""
+        try:
+            self._loop.call_soon_threadsafe(self._outbox.put_nowait, message)
+        except RuntimeError:  # the loop is closed: the process is ending
+            return
+
+    async def greet(self, call: Call) -> PrefillLink:
+        """Raises PairRefusedError when the two must not exchange pages, SessionEndedError, TimeoutError or the call's own error."""
+        began = time.monotonic()
+        async with asyncio.timeout(GREETING_TIMEOUT_S):
+            await call.write(bootstrap_pb2.FromDecode(hello=self._hello))
+            hello = (await self._expect(call, "hello")).hello
+            differing = differences(self._hello.fingerprint, hello.fingerprint)
+            if differing:
+                text = f"decode {self._hello.instance_id} (here) and prefill {hello.instance_id} (there) do not fit: {'; '.join(differing)}"
+                raise PairRefusedError(f"{text}; serve the same model with the same settings on both")
+            verdict = (await self._expect(call, "verdict")).verdict
+        self.transport = verdict.transport
+        speeds = {f"write_{point.bytes}_gb_s": round(point.gigabytes_per_s, 2) for point in verdict.points}
+        took_ms = round((time.monotonic() - began) * 1e3)
+        log.info("prefill connected", peer=hello.instance_id, address=self.address, transport=verdict.transport, took_ms=took_ms, **speeds)
+        shares_clock = Identity.decode(hello.identity).boot_id == self._here.boot_id
+        self.link = PrefillLink(self.key, self.address, hello.instance_id, hello.identity, self.inbox, shares_clock=shares_clock, send=self.send)
+        return self.link
+
+    async def serve(self, call: Call, answers: Answers) -> NoReturn:
+        """Until the session ends, which raises SessionEndedError or the call's own error."""
+        writer = asyncio.create_task(self._write(call))
+        try:
+            while True:
+                self._hear(await self._read(call), answers)
+        finally:
+            writer.cancel()
+            await asyncio.gather(writer, return_exceptions=True)
+
+    def _hear(self, message: bootstrap_pb2.FromPrefill, answers: Answers) -> None:
+        match message.WhichOneof("message"):
+            case "quiesced":
+                answers.quiesced(message.quiesced.room, message.quiesced.lease_generation)
+            case "declined":
+                failure = failure_from_wire(message.declined.failure, default_origin="prefill")
+                answers.declined(message.declined.room, message.declined.lease_generation, failure)
+            case kind:
+                log.warning("message out of turn ignored", address=self.address, kind=kind)
+
+    async def _expect(self, call: Call, kind: str) -> bootstrap_pb2.FromPrefill:
+        message = await self._read(call)
+        if message.WhichOneof("message") != kind:
+            raise SessionEndedError(f"{self.address} sent {message.WhichOneof('message')} where {kind} was due")
+        return message
+
+    async def _read(self, call: Call) -> bootstrap_pb2.FromPrefill:
+        message: Any = await call.read()
+        if isinstance(message, bootstrap_pb2.FromPrefill):
+            return message
+        code, details = await call.code(), await call.details()
+        if code is grpc.StatusCode.FAILED_PRECONDITION:
+            raise PairRefusedError(details or "refused without a reason")
+        raise SessionEndedError(f"{code.name}: {details}" if details else code.name)
+
+    async def _write(self, call: Call) -> None:
+        """Ends when the stream is broken, which the reader sees as well."""
+        while True:
+            await call.write(await self._outbox.get())
+
+
+MakeHello = Callable[[Inbox], bootstrap_pb2.DecodeHello]
+
+
+def make_hello(instance_id: str, fingerprint: common_pb2.KVFingerprint, num_pages: int) -> MakeHello:
+    """What this decode server says of itself, for each session's own inbox."""
+
+    def hello(inbox: Inbox) -> bootstrap_pb2.DecodeHello:
+        return bootstrap_pb2.DecodeHello(instance_id=instance_id, fingerprint=fingerprint, invitation=inbox.invitation, num_pages=num_pages)
+
+    return hello

@@ -1,0 +1,56 @@
+"""One session with a prefill server, as the importer sees it: where its doorbells ring, and how it is told something."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from baton.engine.types import Extent, Failure
+from baton.kvtransfer import Inbox
+from baton.wire.v1 import bootstrap_pb2, common_pb2
+from baton.workerkit.convert import failure_to_wire
+
+
+class PrefillLink:
+    """`key` names the session and is never reused: leases hang on it, and a fence frees them.
+
+    instance_id, identity: of the prefill server. shares_clock: whether its monotonic clock is ours (same host). `send` works from any thread.
+    """
+
+    def __init__(
+        self,
+        key: str,
+        address: str,
+        instance_id: str,
+        identity: bytes,
+        inbox: Inbox,
+        *,
+        shares_clock: bool,
+        send: Callable[[bootstrap_pb2.FromDecode], None],
+    ) -> None:
+        self.key = key
+        self.address = address
+        self.instance_id = instance_id
+        self.identity = identity
+        self.inbox = inbox
+        self.shares_clock = shares_clock
+        self._send = send
+
+    def publish(
+        self, room: int, generation: int, pages: Sequence[Extent], *, num_tokens: int, resident_tokens: int, doorbell: int, digest: bool
+    ) -> None:
+        """Tells prefill where to write."""
+        message = bootstrap_pb2.Publish(
+            room=room,
+            lease_generation=generation,
+            pages=[common_pb2.Extent(first=extent.first, count=extent.count) for extent in pages],
+            num_tokens=num_tokens,
+            resident_tokens=resident_tokens,
+            doorbell=doorbell,
+            digest=digest,
+        )
+        self._send(bootstrap_pb2.FromDecode(publish=message))
+
+    def revoke(self, room: int, generation: int, failure: Failure) -> None:
+        """Asks prefill to stop writing and to say so."""
+        message = bootstrap_pb2.Revoke(room=room, lease_generation=generation, failure=failure_to_wire(failure))
+        self._send(bootstrap_pb2.FromDecode(revoke=message))

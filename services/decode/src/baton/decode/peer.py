@@ -1,0 +1,174 @@
+"""The way to one bootstrap address: connected, and again when it ends; every ended session is fenced before its pages count as free."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Callable
+from concurrent.futures import Executor
+from dataclasses import dataclass
+from typing import Protocol, TypeVar
+
+import grpc
+import grpc.aio
+
+from baton.decode.bootstrap_session import Answers, BootstrapSession, Call, MakeHello
+from baton.decode.errors import PairRefusedError, SessionEndedError
+from baton.decode.link import PrefillLink
+from baton.kvtransfer import Agent, Inbox, Region, TransferError
+from baton.kvtransfer.identity import Identity
+from baton.servicekit import TlsSettings, get_logger, open_channel
+from baton.wire.channel import CHANNEL_OPTIONS
+from baton.wire.v1 import bootstrap_pb2_grpc
+
+log = get_logger(__name__)
+
+T = TypeVar("T")
+
+FIRST_BACKOFF_S = 0.1
+MAX_BACKOFF_S = 1.0
+#: A pair that does not fit is asked again now and then: the other side may be restarted with other settings.
+REFUSED_BACKOFF_S = 5.0
+FENCE_PERIOD_S = 0.05
+MAX_FENCE_PERIOD_S = 1.0
+
+
+class Leases(Answers, Protocol):
+    """What a peer tells of its sessions; the importer."""
+
+    def link_ready(self, address: str) -> None: ...
+
+    def link_lost(self, link: PrefillLink, reason: str) -> None: ...
+
+    def link_fenced(self, link: PrefillLink) -> None: ...
+
+    def has_leases(self, link: PrefillLink) -> bool: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Doors:
+    """What every peer needs: where pages land, who keeps the leases, where blocking calls run."""
+
+    agent: Agent
+    region: Region
+    leases: Leases
+    hello: MakeHello
+    here: Identity
+    tls: TlsSettings
+    num_doorbells: int
+    threads: Executor
+    #: Called with a fault of ours that no retry can mend.
+    fatal: Callable[[BaseException], None]
+
+
+class PrefillPeer:
+    """Runs until `close`. `link` is the session that is ready, if any; `problem` says why there is none."""
+
+    def __init__(self, address: str, doors: Doors) -> None:
+        self.address = address
+        self.link: PrefillLink | None = None
+        self.transport = ""
+        self.problem = "not connected yet"
+        self._doors = doors
+        self._sessions = 0
+        self._fences: set[asyncio.Task[None]] = set()
+        self._log = log.bind(address=address)
+        self._task = asyncio.create_task(self._run(), name=f"prefill peer {address}")
+        self._task.add_done_callback(self._ended)
+
+    async def close(self) -> None:
+        """Ends the session. What it left in quarantine is fenced on."""
+        self._task.cancel()
+        await asyncio.gather(self._task, return_exceptions=True)
+
+    async def fenced(self) -> None:
+        """Waits until every ended session is fenced."""
+        await asyncio.gather(*self._fences)
+
+    @property
+    def num_unfenced(self) -> int:
+        return len(self._fences)
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        """Only `close` ends the task; anything else is a fault of ours, and the process must not go on without this peer."""
+        error = None if task.cancelled() else task.exception()
+        if error is not None:
+            self.problem = f"given up: {error!r}"
+            self._doors.fatal(error)
+
+    async def _run(self) -> None:
+        backoff_s = FIRST_BACKOFF_S
+        while True:
+            was_ready = await self._one_session()
+            backoff_s = FIRST_BACKOFF_S if was_ready else min(backoff_s * 2, MAX_BACKOFF_S)
+            if self.problem.startswith("refused"):
+                backoff_s = REFUSED_BACKOFF_S
+            await asyncio.sleep(backoff_s * random.uniform(0.5, 1.0))
+
+    async def _one_session(self) -> bool:
+        """From connecting to the end of the stream; whether it was ready in between. A fresh channel and a fresh inbox each time."""
+        self._sessions += 1
+        key = f"{self.address}#{self._sessions}"
+        doors = self._doors
+        try:
+            inbox = await self._blocking(lambda: doors.agent.open_inbox(key, doors.region, doors.num_doorbells))
+        except TransferError as error:
+            self.problem = f"no inbox can be opened: {error}"
+            self._log.error("no inbox", error=str(error))
+            return False
+        session = BootstrapSession(key, self.address, inbox, doors.hello(inbox), doors.here)
+        problem = "this decode server let go of it"
+        try:
+            async with open_channel(self.address, doors.tls, CHANNEL_OPTIONS) as channel:
+                call: Call = bootstrap_pb2_grpc.BootstrapStub(channel).Session()
+                try:
+                    link = await session.greet(call)
+                    self._came(session, link)
+                    await session.serve(call, doors.leases)
+                finally:
+                    call.cancel()
+        except PairRefusedError as error:
+            problem = f"refused: {error}"
+        except (SessionEndedError, grpc.aio.AioRpcError, grpc.aio.UsageError, TransferError, TimeoutError) as error:
+            problem = _explain(error)
+        finally:
+            self._went(session.link, inbox, problem)
+        return session.link is not None
+
+    def _came(self, session: BootstrapSession, link: PrefillLink) -> None:
+        self.link, self.transport, self.problem = link, session.transport, ""
+        self._doors.leases.link_ready(self.address)
+
+    def _went(self, link: PrefillLink | None, inbox: Inbox, problem: str) -> None:
+        if link is not None:
+            self._log.warning("prefill lost", peer=link.instance_id, problem=problem)
+        elif problem != self.problem:
+            self._log.warning("prefill away", problem=problem)
+        self.link, self.problem = None, problem
+        if link is not None:
+            self._doors.leases.link_lost(link, problem)
+        fence = asyncio.create_task(self._fence(link, inbox), name=f"fence of {inbox.sender_id}")
+        self._fences.add(fence)
+        fence.add_done_callback(self._fences.discard)
+
+    async def _fence(self, link: PrefillLink | None, inbox: Inbox) -> None:
+        """Shuts the sender out and waits for the proof; only then are its pages free and its inbox gone. No timer stands in for the proof."""
+        identity = link.identity if link is not None else None
+        period_s = FENCE_PERIOD_S
+        while link is not None and not await self._blocking(lambda: inbox.fence(identity)):
+            await asyncio.sleep(period_s)
+            period_s = min(period_s * 2, MAX_FENCE_PERIOD_S)
+        if link is not None:
+            self._doors.leases.link_fenced(link)
+            while self._doors.leases.has_leases(link):  # noqa: ASYNC110 # rare and short: what had landed is still being checked
+                await asyncio.sleep(FENCE_PERIOD_S)
+        await self._blocking(inbox.close)
+
+    async def _blocking(self, function: Callable[[], T]) -> T:
+        return await asyncio.get_running_loop().run_in_executor(self._doors.threads, function)
+
+
+def _explain(error: BaseException) -> str:
+    if isinstance(error, grpc.aio.AioRpcError):
+        return f"{error.code().name}: {error.details()}"
+    return str(error) or type(error).__name__

@@ -1,0 +1,141 @@
+"""`baton-prefill`: wires the engine, the transfer library, the bootstrap endpoint and the Worker contract."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+from importlib.metadata import version
+
+from baton.engine import Engine, EngineError, Role, fingerprint, load_model, plan_layout
+from baton.kvtransfer import Agent, AgentConfig, Region, TransferError, open_agent
+from baton.prefill.bootstrap import BootstrapServicer, Here
+from baton.prefill.config import PrefillSettings, load_settings
+from baton.prefill.exporter import Exporter
+from baton.servicekit import (
+    GrpcServer,
+    Lifecycle,
+    SettingsError,
+    StartError,
+    Tracing,
+    configure_logs,
+    configure_tracing,
+    get_logger,
+    join_address,
+    new_instance_id,
+    run,
+)
+from baton.wire.channel import SERVER_OPTIONS
+from baton.wire.v1 import bootstrap_pb2_grpc, common_pb2
+from baton.workerkit import Description, EngineHost, Limits, WorkerFront, as_mapping, fingerprint_to_wire
+from baton.workerkit.serving import add_services, engine_lost, serve_until_stopped
+
+log = get_logger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class _Machine:
+    """What takes long to make, before anything is served."""
+
+    agent: Agent
+    region: Region
+    exporter: Exporter
+    engine: Engine
+    fingerprint: common_pb2.KVFingerprint
+    vocab_size: int
+
+    def close(self) -> None:
+        self.exporter.close()
+        self.region.close()
+        self.agent.close()
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    try:
+        settings = load_settings(argv)
+        instance_id = settings.listen.instance_id or new_instance_id("prefill")
+        configure_logs(settings.log, service="prefill", instance_id=instance_id)
+        tracing = configure_tracing(settings.traces, service="prefill", instance_id=instance_id)
+    except SettingsError as error:
+        print(f"baton-prefill: {error}", file=sys.stderr)  # noqa: T201
+        return 2
+    try:
+        serve = partial(_serve, settings=settings, instance_id=instance_id, tracing=tracing)
+        return run(serve, service="prefill", instance_id=instance_id, listen=settings.listen)
+    finally:
+        tracing.shutdown()
+
+
+async def _serve(life: Lifecycle, *, settings: PrefillSettings, instance_id: str, tracing: Tracing) -> None:
+    try:
+        machine = await asyncio.to_thread(_build, settings, instance_id)
+    except (EngineError, TransferError) as error:
+        raise StartError(str(error)) from error
+    try:
+        await _serve_machine(life, machine, settings, instance_id, tracing)
+    finally:
+        await asyncio.to_thread(machine.close)
+
+
+def _build(settings: PrefillSettings, instance_id: str) -> _Machine:
+    """Loads the model and puts its KV pool into memory that peers can be written from. Blocks for seconds."""
+    config = settings.engine.engine_config()
+    model = load_model(settings.engine.model_path, config.dtype)
+    mark = fingerprint_to_wire(fingerprint(settings.engine.model_path, settings.engine.model_name(), model.config, config))
+    transfer = settings.transfer
+    agent = open_agent(
+        AgentConfig(
+            instance_id=instance_id,
+            transport=transfer.transport,
+            expected_transport=transfer.expected_transport,
+            transfer_queues=transfer.transfer_queues,
+            fingerprint=as_mapping(mark),
+        )
+    )
+    log.info("transfer library", description=agent.description)
+    layout = plan_layout(model.config, config)
+    region = agent.allocate(layout.pool_bytes)
+    exporter = Exporter(layout, region, unmatched_timeout_s=settings.unmatched_timeout_s, max_unmatched=settings.max_unmatched)
+    engine = Engine(Role.PREFILL, model, config, buffer=region.buffer, exporter=exporter)
+    return _Machine(agent, region, exporter, engine, mark, model.config.vocab_size)
+
+
+async def _serve_machine(life: Lifecycle, machine: _Machine, settings: PrefillSettings, instance_id: str, tracing: Tracing) -> None:
+    listen, engine = settings.listen, machine.engine
+    bootstrap = BootstrapServicer(machine.agent, machine.exporter, Here(instance_id, machine.fingerprint, engine.layout, machine.region))
+    bootstrap_server = GrpcServer(listen.host, settings.bootstrap_port, tls=settings.tls, options=SERVER_OPTIONS)
+    bootstrap_server.add(bootstrap_pb2_grpc.add_BootstrapServicer_to_server, bootstrap, "baton.v1.Bootstrap")
+    server = GrpcServer(listen.host, listen.port, tls=settings.tls, options=SERVER_OPTIONS)
+    host = EngineHost(engine)
+    machine.exporter.on_wake(host.wake)
+    await bootstrap_server.start()
+    bootstrap_address = join_address(listen.advertised_host(), bootstrap_server.port)
+    front = WorkerFront(
+        host,
+        Limits(Role.PREFILL, machine.vocab_size, engine.max_model_len, engine.layout.num_pages, engine.layout.page_size),
+        Description(instance_id, machine.fingerprint.model, version("baton-prefill"), machine.fingerprint, bootstrap_address),
+        max_rooms=settings.engine.max_rooms,
+        tracer=tracing.tracer("baton.prefill"),
+        on_refused=machine.exporter.refuse,
+        on_lost=engine_lost(life),
+    )
+    add_services(server, front, Role.PREFILL)
+    front.start()
+    clock = asyncio.create_task(bootstrap.run())
+    try:
+        await server.start()
+        await bootstrap_server.set_serving(True)
+        addresses = {"grpc": join_address(listen.advertised_host(), server.port), "bootstrap": bootstrap_address}
+        await serve_until_stopped(life, server, front, host, addresses, stall_limit_s=settings.engine.stall_limit_s)
+    finally:
+        clock.cancel()
+        await bootstrap.close()
+        await server.stop(1.0)
+        await bootstrap_server.stop(1.0)
+        await front.close()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,33 @@
+"""Settings of the prefill server: the one place of this package that reads the environment."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from typing import ClassVar
+
+from pydantic import Field
+
+from baton.servicekit import ListenSettings, LogSettings, ServiceSettings, TlsSettings, TraceSettings
+from baton.workerkit import EngineSettings, TransferSettings
+
+
+class PrefillSettings(ServiceSettings):
+    """The prefill server of Baton: computes prompts and writes their KV pages into decode slots."""
+
+    service: ClassVar[str] = "prefill"
+    listen: ListenSettings = ListenSettings(port=8003)
+    bootstrap_port: int = Field(default=8998, ge=0, le=65535, description="Port where decode servers publish their pages; 0 lets the system choose.")
+    engine: EngineSettings
+    transfer: TransferSettings = TransferSettings()
+    max_unmatched: int = Field(default=4096, ge=1, description="Published rooms that may await their request; one more is declined.")
+    unmatched_timeout_s: float = Field(default=300.0, gt=0, description="Seconds that a published room may await its request.")
+    log: LogSettings = LogSettings()
+    traces: TraceSettings = TraceSettings()
+    tls: TlsSettings = TlsSettings()
+
+
+def load_settings(argv: Sequence[str] | None = None, environ: Mapping[str, str] | None = None) -> PrefillSettings:
+    """Of this process by default. Raises SettingsError."""
+    return PrefillSettings.load(sys.argv[1:] if argv is None else argv, os.environ if environ is None else environ)
