@@ -1,0 +1,67 @@
+"""What may become a room: the prompt's length and max_tokens against what the routes hold. Pure; nothing is reserved here."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Protocol, TypeVar
+
+from baton.gateway.errors import EmptyPromptError, OutOfRangeError, PromptTooLongError
+from baton.gateway.limits import RouteLimits
+from baton.gateway.requests import SamplingOptions
+from baton.gateway.sampling import fill
+from baton.wire.v1 import worker_pb2
+
+
+class Limited(Protocol):
+    @property
+    def limits(self) -> RouteLimits: ...
+
+
+R = TypeVar("R", bound=Limited)
+
+
+@dataclass(frozen=True, slots=True)
+class Admitted:
+    """A prompt that fits at least one route."""
+
+    prompt: list[int]
+    sampling: worker_pb2.Sampling
+    stop: tuple[str, ...]
+
+
+def check_tokens(ids: Sequence[int], field: str, vocab_size: int) -> None:
+    """Raises OutOfRangeError for a token that the model has not."""
+    for number, token in enumerate(ids):
+        if not 0 <= token < vocab_size:
+            raise OutOfRangeError(f"{field}[{number}]", token, f"the vocabulary [0, {vocab_size})")
+
+
+def admit(prompt: list[int], field: str, options: SamplingOptions, routes: Sequence[R], eos_token_ids: Iterable[int]) -> tuple[Admitted, list[R]]:
+    """The filled-in request and the routes that can take it, at least one. `options` have passed `check_ranges`; `routes` is not empty.
+
+    Raises EmptyPromptError, PromptTooLongError, OutOfRangeError (max_tokens, min_tokens) with the numbers.
+    """
+    if not prompt:
+        raise EmptyPromptError(field, f"{field} is empty: it must have at least one token")
+    fitting = _fitting_prompt(len(prompt), field, routes)
+    roomiest = max(fitting, key=_context)
+    left = _context(roomiest) - len(prompt)
+    max_tokens = left if options.max_tokens is None else options.max_tokens
+    if max_tokens > left:
+        why = f"the prompt has {len(prompt)} of {_context(roomiest)} tokens ({roomiest.limits.context.because})"
+        raise OutOfRangeError(options.name("max_tokens"), max_tokens, f"[1, {left}]", why)
+    sampling = fill(options, max_tokens, eos_token_ids)
+    return Admitted(prompt, sampling, options.stop), [route for route in fitting if _context(route) >= len(prompt) + max_tokens]
+
+
+def _fitting_prompt(num_tokens: int, field: str, routes: Sequence[R]) -> list[R]:
+    fitting = [route for route in routes if num_tokens <= route.limits.prompt.num_tokens]
+    if not fitting:
+        limit = max((route.limits.prompt for route in routes), key=lambda limit: limit.num_tokens)
+        raise PromptTooLongError(field, f"{field} has {num_tokens} tokens, the limit is {limit.num_tokens} ({limit.because}): shorten it")
+    return fitting
+
+
+def _context(route: Limited) -> int:
+    return route.limits.context.num_tokens

@@ -1,0 +1,79 @@
+"""The gateway's settings. Nothing else here reads the environment."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import ClassVar
+
+from pydantic import Field, field_validator, model_validator
+
+from baton.gateway.routing import RoutingPolicy
+from baton.servicekit import ListenSettings, LogSettings, ServiceSettings, TlsSettings, TraceSettings
+
+
+class GatewaySettings(ServiceSettings):
+    """Baton's front door: OpenAI HTTP and gRPC in front of prefill, decode and plain servers."""
+
+    service: ClassVar[str] = "gateway"
+
+    listen: ListenSettings = ListenSettings(port=8001)
+    log: LogSettings = LogSettings()
+    traces: TraceSettings = TraceSettings()
+    tls: TlsSettings = TlsSettings()
+    http_host: str | None = Field(default=None, description="Address of the OpenAI endpoints; --host when not set.")
+    http_port: int = Field(default=8000, ge=0, le=65535, description="Port of the OpenAI endpoints; 0 lets the system choose.")
+
+    prefill: tuple[str, ...] = Field(default=(), description="Prefill servers, host:port of their gRPC.")
+    decode: tuple[str, ...] = Field(default=(), description="Decode servers, host:port of their gRPC.")
+    plain: tuple[str, ...] = Field(default=(), description="Plain servers (prefill and decode in one), host:port of their gRPC.")
+    routing: RoutingPolicy = Field(default="least-load", description="How a request's servers are chosen.")
+    stall_limit_s: float = Field(default=30.0, gt=0, description="Seconds without progress after which a server gets no new requests.")
+
+    model_path: Path = Field(description="Hugging Face folder of the model: its tokenizer and chat template (no weights are read).")
+    model_name: str | None = Field(default=None, min_length=1, description="Name that clients ask for; the folder's name when not set.")
+
+    bootstrap_timeout_s: float = Field(default=300.0, gt=0, description="Seconds that a room may wait for decode's pages to be known to prefill.")
+    waiting_timeout_s: float = Field(default=300.0, gt=0, description="Seconds that a room may then wait for its first KV page to be sent.")
+    transfer_timeout_s: float = Field(default=300.0, gt=0, description="Seconds from a room's first KV page until decode has all of them.")
+    request_timeout_s: float = Field(default=1800.0, gt=0, description="Seconds for a whole request; a client's own deadline may be shorter.")
+    max_rooms: int = Field(default=4096, ge=1, description="Requests that may be open at once; one more is refused.")
+    max_body_bytes: int = Field(default=16 * 1024 * 1024, ge=1024, description="Bytes of an HTTP request's body.")
+    max_buffered_tokens: int = Field(default=16384, ge=1, description="Tokens that may wait for a slow client before its request fails.")
+    tokenizer_threads: int = Field(default=2, ge=1, le=64, description="Threads that tokenise long prompts.")
+
+    @field_validator("prefill", "decode", "plain")
+    @classmethod
+    def _check_addresses(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        for address in value:
+            host, colon, port = address.rpartition(":")
+            if not (host and colon and port.isdecimal() and 0 < int(port) <= 65535):
+                raise ValueError(f"{address!r} is not host:port")
+        return value
+
+    @field_validator("model_path")
+    @classmethod
+    def _check_folder(cls, value: Path) -> Path:
+        if not value.is_dir():
+            raise ValueError("there is no such folder")
+        return value
+
+    @model_validator(mode="after")
+    def _check_fleet(self) -> GatewaySettings:
+        named = [*self.prefill, *self.decode, *self.plain]
+        twice = sorted({address for address in named if named.count(address) > 1})
+        if twice:
+            raise ValueError(f"--prefill, --decode and --plain name {', '.join(twice)} more than once")
+        if bool(self.prefill) != bool(self.decode):
+            have, lack = ("--prefill", "--decode") if self.prefill else ("--decode", "--prefill")
+            raise ValueError(f"{have} is set and {lack} is not: a pair needs both")
+        if not named:
+            raise ValueError("no servers are named: set --prefill and --decode, or --plain")
+        return self
+
+    @property
+    def served_name(self) -> str:
+        return self.model_name or self.model_path.resolve().name
+
+    @property
+    def http_address_host(self) -> str:
+        return self.http_host or self.listen.host

@@ -1,0 +1,85 @@
+"""From an admitted request to a live room: a route is chosen, a room drawn, both legs started at once under one deadline."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from opentelemetry.trace import Span
+from structlog.stdlib import BoundLogger
+
+from baton.gateway.admission import Admitted
+from baton.gateway.fleet import Route
+from baton.gateway.live_room import LiveRoom, Timeouts
+from baton.gateway.report import Passage
+from baton.gateway.rooms import RoomTable
+from baton.gateway.routing import Router
+from baton.gateway.worker import Leg, Worker
+from baton.wire.v1 import worker_pb2
+
+
+@dataclass(frozen=True, slots=True)
+class Dispatcher:
+    rooms: RoomTable
+    router: Router
+    timeouts: Timeouts
+    max_buffered_tokens: int
+
+    def dispatch(
+        self,
+        admitted: Admitted,
+        routes: Sequence[Route],
+        *,
+        accepted_at: float,
+        deadline: float | None,
+        traceparent: str,
+        log: BoundLogger,
+        span: Span,
+    ) -> LiveRoom:
+        """Opens a room on one of `routes`, all of which can take the request. Raises DrainingError, OverloadedError."""
+        self.rooms.check_capacity()
+        route = self.router.choose(routes)
+        passage = Passage(accepted_at, prefill_instance=route.servers[0].instance_id, decode_instance=route.servers[-1].instance_id)
+        return self.rooms.open(
+            lambda room, on_closed: LiveRoom(
+                room,
+                self._starts(room, admitted, route, deadline, traceparent),
+                passage=passage,
+                timeouts=self.timeouts,
+                deadline=deadline,
+                max_buffered=self.max_buffered_tokens,
+                log=log.bind(room=room),
+                span=span,
+                on_closed=on_closed,
+            )
+        )
+
+    def _starts(self, room: int, admitted: Admitted, route: Route, deadline: float | None, traceparent: str) -> list[tuple[Worker, worker_pb2.Start]]:
+        common = worker_pb2.Start(
+            room=room,
+            prompt_token_ids=admitted.prompt,
+            sampling=admitted.sampling,
+            deadline_ms=0 if deadline is None else max(1, math.ceil((deadline - time.monotonic()) * 1e3)),
+            bootstrap_timeout_ms=round(self.timeouts.bootstrap_s * 1e3),
+            waiting_timeout_ms=round(self.timeouts.waiting_s * 1e3),
+            traceparent=traceparent,
+        )
+        return [(server, _with_leg(common, server, route)) for server in route.servers]
+
+
+def _with_leg(common: worker_pb2.Start, server: Worker, route: Route) -> worker_pb2.Start:
+    start = worker_pb2.Start()
+    start.CopyFrom(common)
+    if server.leg is Leg.PLAIN:
+        start.plain.SetInParent()
+        return start
+    prefill, decode = route.servers
+    assert prefill.info is not None
+    if server.leg is Leg.PREFILL:
+        start.prefill.decode_instance_id = decode.instance_id
+    else:
+        start.decode.bootstrap_address = prefill.info.bootstrap_address
+        start.decode.prefill_instance_id = prefill.instance_id
+    return start

@@ -1,0 +1,165 @@
+"""What goes wrong in the gateway: the caller's mistakes, what the gateway cannot take now, and rooms that failed.
+
+Every error is a `Failure` on the way out: `failure()` fills it, `baton.wire.status` makes a gRPC status of it and `http/errors.py` an HTTP one.
+"""
+
+from __future__ import annotations
+
+import grpc
+
+from baton.wire.status import code_number, failure_message
+from baton.wire.v1 import common_pb2
+
+
+class GatewayError(Exception):
+    """Root of this package's exceptions. `cause`: a bounded word for metrics."""
+
+    code = grpc.StatusCode.INTERNAL
+    cause = "internal"
+    origin = common_pb2.ORIGIN_GATEWAY
+
+    def failure(self) -> common_pb2.Failure:
+        return common_pb2.Failure(code=code_number(self.code), origin=self.origin, cause=self.cause, message=str(self))
+
+    def violations(self) -> list[tuple[str, str]]:
+        """(field, what is wrong with it); empty when no field is at fault."""
+        return []
+
+
+class ModelFolderError(GatewayError):
+    """The operator's mistake: the model folder lacks a file or holds one that cannot be read."""
+
+    cause = "model_folder"
+
+
+class WorkerProtocolError(GatewayError):
+    """A worker broke the contract, or is not the one that was named on the command line."""
+
+    code = grpc.StatusCode.FAILED_PRECONDITION
+    cause = "worker_protocol"
+
+
+# --- the caller's mistakes: nothing was reserved -----------------------------------------------------------------------------------
+
+
+class RequestError(GatewayError):
+    """A request that is refused as it stands. `field` is where, in the request's own words."""
+
+    code = grpc.StatusCode.INVALID_ARGUMENT
+    cause = "invalid_request"
+    origin = common_pb2.ORIGIN_CLIENT
+
+    def __init__(self, field: str, message: str) -> None:
+        super().__init__(message)
+        self.field = field
+
+    def violations(self) -> list[tuple[str, str]]:
+        return [(self.field, str(self))] if self.field else []
+
+
+class MalformedBodyError(RequestError):
+    """Not JSON, not an object, or not the message that was expected."""
+
+    cause = "malformed_body"
+
+
+class BodyEncodingError(RequestError):
+    """Bytes that are not UTF-8."""
+
+    cause = "body_not_utf8"
+
+
+class BodyTooLargeError(RequestError):
+    cause = "body_too_large"
+
+    def __init__(self, num_bytes: int, limit_bytes: int) -> None:
+        super().__init__("", f"the body has {num_bytes} bytes or more, the limit is {limit_bytes}: shorten it, or raise --max-body-bytes")
+
+
+class MissingFieldError(RequestError):
+    cause = "missing_field"
+
+
+class WrongTypeError(RequestError):
+    cause = "wrong_type"
+
+
+class OutOfRangeError(RequestError):
+    """A number outside its range."""
+
+    cause = "out_of_range"
+
+    def __init__(self, field: str, value: object, allowed: str, remedy: str = "") -> None:
+        super().__init__(field, f"{field}={value} is outside {allowed}{': ' + remedy if remedy else ''}")
+
+
+class UnsupportedError(RequestError):
+    """Something that other servers do and this one does not; never ignored silently."""
+
+    cause = "unsupported"
+
+
+class StopListError(RequestError):
+    cause = "stop_list"
+
+
+class EmptyPromptError(RequestError):
+    cause = "prompt_empty"
+
+
+class PromptTooLongError(RequestError):
+    cause = "prompt_too_long"
+
+
+class ChatTemplateError(RequestError):
+    """The model's chat template does not take these messages."""
+
+    cause = "chat_template"
+
+
+class UnknownModelError(RequestError):
+    code = grpc.StatusCode.NOT_FOUND
+    cause = "model_not_found"
+
+    def __init__(self, asked: str, served: str) -> None:
+        super().__init__("model", f"model={asked!r} is not served here; this gateway serves {served!r}")
+
+
+# --- the gateway cannot take it now ------------------------------------------------------------------------------------------------
+
+
+class NotReadyError(GatewayError):
+    """No usable pair of servers and no plain one."""
+
+    code = grpc.StatusCode.UNAVAILABLE
+    cause = "no_route"
+
+
+class DrainingError(GatewayError):
+    code = grpc.StatusCode.UNAVAILABLE
+    cause = "gateway_draining"
+
+    def __init__(self) -> None:
+        super().__init__("this gateway is stopping and takes no new requests: send it to another one")
+
+
+class OverloadedError(GatewayError):
+    """More than this gateway, or a worker's queue of starts, holds."""
+
+    code = grpc.StatusCode.RESOURCE_EXHAUSTED
+    cause = "overloaded"
+
+
+# --- a room ended badly ------------------------------------------------------------------------------------------------------------
+
+
+class RoomFailedError(GatewayError):
+    """A request that was accepted and did not end well: who ended it, at which stage, why."""
+
+    def __init__(self, failure: common_pb2.Failure) -> None:
+        super().__init__(failure_message(failure))
+        self._failure = failure
+        self.cause = failure.cause
+
+    def failure(self) -> common_pb2.Failure:
+        return self._failure

@@ -1,0 +1,105 @@
+"""The servers behind this gateway, and the routes through them."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from baton.gateway.compatibility import differences
+from baton.gateway.limits import RouteLimits, limits_of
+from baton.gateway.worker import Leg, Worker
+from baton.servicekit import get_logger
+
+log = get_logger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Route:
+    """One plain server, or a prefill and a decode server whose fingerprints are equal, in that order."""
+
+    servers: tuple[Worker, ...]
+    limits: RouteLimits
+
+    @property
+    def is_split(self) -> bool:
+        return len(self.servers) == 2
+
+
+class Fleet:
+    """Knows which routes are usable, tells decode servers about prefill servers, and tells `on_ready` when the first route comes or the last goes."""
+
+    def __init__(self, workers: Sequence[Worker], on_ready: Callable[[bool], None]) -> None:
+        self.workers = tuple(workers)
+        self.routes: tuple[Route, ...] = ()
+        self._on_ready = on_ready
+        self._told: dict[Worker, list[str]] = {}
+        self._refused: set[tuple[str, str]] = set()
+        self._ready = asyncio.Event()
+        for worker in self.workers:
+            worker.listener = self
+
+    @property
+    def ready(self) -> bool:
+        return bool(self.routes)
+
+    async def wait_ready(self) -> None:
+        """Waits for the first usable route."""
+        await self._ready.wait()
+
+    def worker_changed(self, worker: Worker) -> None:
+        if not worker.connected:
+            self._told.pop(worker, None)
+        self._tell_peers()
+        was_ready, self.routes = self.ready, tuple(self._find_routes())
+        if self.ready != was_ready:
+            log.info("fleet ready" if self.ready else "fleet not ready", routes=len(self.routes), problems=self.problems())
+            (self._ready.set if self.ready else self._ready.clear)()
+            self._on_ready(self.ready)
+
+    def problems(self) -> list[str]:
+        """Why servers and pairs that were named cannot be used, one text each."""
+        texts = [f"{worker.name}: {worker.unusable_because}" for worker in self.workers if worker.unusable_because]
+        for prefill, decode in self._pairs():
+            texts += [f"pair refused: {text}" for text in self._differences(prefill, decode)]
+        return texts
+
+    def _of(self, leg: Leg) -> list[Worker]:
+        return [worker for worker in self.workers if worker.leg is leg and worker.info is not None]
+
+    def _pairs(self) -> list[tuple[Worker, Worker]]:
+        return [(prefill, decode) for prefill in self._of(Leg.PREFILL) for decode in self._of(Leg.DECODE)]
+
+    @staticmethod
+    def _differences(prefill: Worker, decode: Worker) -> list[str]:
+        assert prefill.info is not None
+        assert decode.info is not None
+        return differences(prefill.info, decode.info)
+
+    def _find_routes(self) -> list[Route]:
+        plain = [Route((worker,), limits_of((worker,))) for worker in self._of(Leg.PLAIN) if not worker.unusable_because]
+        split = []
+        for prefill, decode in self._pairs():
+            found = self._differences(prefill, decode)
+            if found:
+                self._log_refusal(prefill, decode, found)
+            elif not prefill.unusable_because and not decode.unusable_because:
+                split.append(Route((prefill, decode), limits_of((prefill, decode))))
+        return plain + split
+
+    def _log_refusal(self, prefill: Worker, decode: Worker, found: list[str]) -> None:
+        """Once for two instances, not at every report."""
+        key = (prefill.instance_id, decode.instance_id)
+        if key not in self._refused:
+            self._refused.add(key)
+            log.error("pair refused: KV pages cannot move between these servers", prefill=key[0], decode=key[1], differences=found)
+
+    def _tell_peers(self) -> None:
+        """A prefill server that is away stays named: decode finds it by itself when it is back, before the first request."""
+        for decode in self._of(Leg.DECODE):
+            if not decode.connected:
+                continue
+            peers = sorted({p.info.bootstrap_address for p in self._of(Leg.PREFILL) if p.info is not None and not self._differences(p, decode)})
+            if self._told.get(decode) != peers:
+                self._told[decode] = peers
+                decode.outbox.put_peers(peers)

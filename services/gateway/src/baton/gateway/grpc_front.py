@@ -1,0 +1,159 @@
+"""baton.v1.Inference over grpc.aio."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any, NoReturn, TypeVar
+
+import grpc
+import grpc.aio
+from google.protobuf.message import DecodeError, Message
+
+from baton.gateway.errors import GatewayError, MalformedBodyError, MissingFieldError, WrongTypeError
+from baton.gateway.inference import Inference
+from baton.gateway.requests import ChatPrompt, InferenceRequest, Prompt, SamplingOptions, TextPrompt, TokenPrompt
+from baton.servicekit import extract, get_logger
+from baton.wire.status import failure_status, status_code, trailing_metadata
+from baton.wire.v1 import inference_pb2
+
+log = get_logger(__name__)
+
+SERVICE = "baton.v1.Inference"
+
+Context = grpc.aio.ServicerContext[Any, Any]
+M = TypeVar("M", bound=Message)
+
+_CHAT_ROLES = ("system", "developer", "user", "assistant", "tool")
+
+
+class InferenceServicer:
+    """One stream a request. A client that leaves ends its room at once: gRPC cancels the handler."""
+
+    def __init__(self, inference: Inference) -> None:
+        self._inference = inference
+
+    async def Generate(self, request: inference_pb2.GenerateRequest | DecodeError, context: Context) -> None:  # noqa: N802
+        accepted_at = time.monotonic()
+        try:
+            whole = _whole(request)
+            await self._answer(_request(whole, _generate_prompt(whole), context, accepted_at), context)
+        except GatewayError as error:
+            await _abort(context, error)
+
+    async def Chat(self, request: inference_pb2.ChatRequest | DecodeError, context: Context) -> None:  # noqa: N802
+        accepted_at = time.monotonic()
+        try:
+            whole = _whole(request)
+            await self._answer(_request(whole, _chat_prompt(whole), context, accepted_at), context)
+        except GatewayError as error:
+            await _abort(context, error)
+
+    async def ListModels(  # noqa: N802
+        self, request: inference_pb2.ListModelsRequest | DecodeError, context: Context
+    ) -> inference_pb2.ListModelsResponse:
+        return inference_pb2.ListModelsResponse(models=self._inference.models())
+
+    async def _answer(self, request: InferenceRequest, context: Context) -> None:
+        """Writes rather than yields: a cancellation then arrives here at once, not when a generator is collected."""
+        async with self._inference.open(request) as answer:
+            await context.write(inference_pb2.GenerateResponse(request_id=answer.request_id, seed=answer.seed, usage=answer.usage))
+            async for piece in answer:
+                if piece.text or piece.token_ids:
+                    await context.write(inference_pb2.GenerateResponse(text=piece.text, token_ids=piece.token_ids))
+            assert answer.finish_reason is not None
+            last = inference_pb2.GenerateResponse(request_id=answer.request_id, finish_reason=answer.finish_reason, usage=answer.usage)
+            if request.report:
+                last.report.CopyFrom(await answer.report())
+            await context.write(last)
+
+
+def register(servicer: InferenceServicer, server: grpc.aio.Server) -> None:
+    """As the generated function does, but a message that cannot be read reaches the servicer: it is the client's mistake, not INTERNAL."""
+    handlers: dict[str, grpc.RpcMethodHandler[Any, Any]] = {
+        "Generate": grpc.unary_stream_rpc_method_handler(
+            servicer.Generate,
+            request_deserializer=_lenient(inference_pb2.GenerateRequest),
+            response_serializer=inference_pb2.GenerateResponse.SerializeToString,
+        ),
+        "Chat": grpc.unary_stream_rpc_method_handler(
+            servicer.Chat,
+            request_deserializer=_lenient(inference_pb2.ChatRequest),
+            response_serializer=inference_pb2.GenerateResponse.SerializeToString,
+        ),
+        "ListModels": grpc.unary_unary_rpc_method_handler(
+            servicer.ListModels,
+            request_deserializer=_lenient(inference_pb2.ListModelsRequest),
+            response_serializer=inference_pb2.ListModelsResponse.SerializeToString,
+        ),
+    }
+    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, handlers),))
+
+
+def _lenient(kind: type[M]) -> Callable[[bytes], M | DecodeError]:
+    def deserialize(data: bytes) -> M | DecodeError:
+        try:
+            return kind.FromString(data)
+        except DecodeError as error:
+            return error
+
+    return deserialize
+
+
+def _whole(request: M | DecodeError) -> M:
+    if isinstance(request, DecodeError):
+        raise MalformedBodyError("", f"the message cannot be read as protobuf (strings must be UTF-8): {request}")
+    return request
+
+
+def _request(
+    request: inference_pb2.GenerateRequest | inference_pb2.ChatRequest, prompt: Prompt, context: Context, accepted_at: float
+) -> InferenceRequest:
+    remaining_s = context.time_remaining()
+    return InferenceRequest(
+        model=request.model,
+        prompt=prompt,
+        sampling=_sampling(request.sampling),
+        accepted_at=accepted_at,
+        deadline=None if remaining_s is None else accepted_at + remaining_s,
+        report=request.report,
+        request_id=request.request_id,
+        trace=extract(context.invocation_metadata()),
+    )
+
+
+def _sampling(given: inference_pb2.SamplingParams) -> SamplingOptions:
+    optional = ("temperature", "top_p", "top_k", "min_p", "seed", "max_tokens", "min_tokens")
+    return SamplingOptions(
+        **{name: getattr(given, name) if given.HasField(name) else None for name in optional},  # type: ignore[arg-type]
+        stop=tuple(given.stop),
+        stop_token_ids=tuple(given.stop_token_ids),
+        ignore_eos=given.ignore_eos,
+        names={name: f"sampling.{name}" for name in (*optional, "stop", "stop_token_ids")},
+    )
+
+
+def _generate_prompt(request: inference_pb2.GenerateRequest) -> Prompt:
+    match request.WhichOneof("prompt"):
+        case "text":
+            return TextPrompt(request.text, "text")
+        case "token_ids":
+            return TokenPrompt(list(request.token_ids.ids), "token_ids.ids")
+        case _:
+            raise MissingFieldError("prompt", "prompt is missing: set text or token_ids")
+
+
+def _chat_prompt(request: inference_pb2.ChatRequest) -> ChatPrompt:
+    if not request.messages:
+        raise MissingFieldError("messages", "messages is empty: a conversation has at least one message")
+    for number, message in enumerate(request.messages):
+        if message.role not in _CHAT_ROLES:
+            field = f"messages[{number}].role"
+            raise WrongTypeError(field, f"{field}={message.role!r} is none of {', '.join(_CHAT_ROLES)}")
+    return ChatPrompt([{"role": message.role, "content": message.content} for message in request.messages])
+
+
+async def _abort(context: Context, error: GatewayError) -> NoReturn:
+    status = failure_status(error.failure(), error.violations())
+    await context.abort(status_code(status.code), status.message, trailing_metadata(status))
+    raise AssertionError("abort returns never")

@@ -1,0 +1,127 @@
+"""Routes of the OpenAI-compatible front."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from baton.gateway.errors import GatewayError
+from baton.gateway.http.body import read_json_object
+from baton.gateway.http.errors import error_response, json_response
+from baton.gateway.http.parse import ParsedBody, parse_chat, parse_completion
+from baton.gateway.http.responses import StreamedAnswer, WholeAnswer
+from baton.gateway.http.shapes import ChatShape, CompletionShape, Shape
+from baton.gateway.inference import Inference
+from baton.gateway.requests import InferenceRequest
+from baton.gateway.rooms import RoomTable
+from baton.servicekit import extract, get_logger
+
+log = get_logger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class OpenAIFront:
+    inference: Inference
+    rooms: RoomTable
+    max_body_bytes: int
+    started_at_s: int
+
+    def app(self) -> Starlette:
+        return Starlette(
+            routes=[
+                Route("/v1/chat/completions", self.chat, methods=["POST"]),
+                Route("/v1/completions", self.completions, methods=["POST"]),
+                Route("/v1/models", self.models, methods=["GET"]),
+                Route("/v1/models/{model:path}", self.model, methods=["GET"]),
+                Route("/health", self.health, methods=["GET"]),
+                Route("/ready", self.ready, methods=["GET"]),
+            ],
+            exception_handlers={HTTPException: _http_error, Exception: _internal_error},
+        )
+
+    async def chat(self, request: Request) -> Response:
+        return await self._answer(request, parse_chat, ChatShape, "chatcmpl")
+
+    async def completions(self, request: Request) -> Response:
+        return await self._answer(request, parse_completion, CompletionShape, "cmpl")
+
+    async def models(self, request: Request) -> Response:
+        return json_response({"object": "list", "data": self._models()})
+
+    async def model(self, request: Request) -> Response:
+        name = request.path_params["model"]
+        try:
+            self.inference.check_model(name)
+        except GatewayError as error:
+            return error_response(error)
+        return json_response(next(model for model in self._models() if model["id"] == name))
+
+    async def health(self, request: Request) -> Response:
+        """Whether this process lives."""
+        return json_response({"status": "ok"})
+
+    async def ready(self, request: Request) -> Response:
+        """Whether a request sent now would be taken; if not, why."""
+        ready = self.inference.fleet.ready and not self.rooms.draining
+        body = {
+            "ready": ready,
+            "draining": self.rooms.draining,
+            "routes": len(self.inference.fleet.routes),
+            "problems": self.inference.fleet.problems(),
+            "rooms": len(self.rooms),
+        }
+        return json_response(body, 200 if ready else 503)
+
+    async def _answer(self, request: Request, parse: Callable[[dict[str, Any]], ParsedBody], shape: type[Shape], prefix: str) -> Response:
+        accepted_at = time.monotonic()
+        try:
+            body = parse(await read_json_object(request, self.max_body_bytes))
+        except GatewayError as error:
+            log.info("request refused", code=error.code.name, cause=error.cause, reason=str(error))
+            response = error_response(error)
+            response.headers["connection"] = "close"  # the rest of a body that was not read to its end is not the next request
+            return response
+        except ClientDisconnect:
+            return Response(status_code=499)
+        asked = InferenceRequest(
+            model=body.model,
+            prompt=body.prompt,
+            sampling=body.sampling,
+            accepted_at=accepted_at,
+            request_id=body.request_id or request.headers.get("x-request-id", ""),
+            trace=extract(request.headers.items()),
+        )
+        created_s = int(time.time())
+
+        def make_shape(request_id: str) -> Shape:
+            return shape(f"{prefix}-{request_id.removeprefix('req-')}", body.model, created_s, include_usage=body.include_usage)
+
+        kind = StreamedAnswer if body.stream else WholeAnswer
+        return kind(self.inference, asked, make_shape)
+
+    def _models(self) -> list[dict[str, Any]]:
+        return [
+            {"id": model.id, "object": "model", "created": self.started_at_s, "owned_by": "baton", "max_model_len": model.max_model_len}
+            for model in self.inference.models()
+        ]
+
+
+async def _http_error(request: Request, error: Exception) -> Response:
+    """No such path, or not with this method."""
+    assert isinstance(error, HTTPException)
+    message = f"{request.method} {request.url.path}: {error.detail}"
+    body = {"error": {"message": message, "type": "invalid_request_error", "param": None, "code": f"http_{error.status_code}"}}
+    return json_response(body, error.status_code, dict(error.headers or {}))
+
+
+async def _internal_error(request: Request, error: Exception) -> Response:
+    body = {"error": {"message": "the gateway failed; its log has the trace", "type": "server_error", "param": None, "code": "internal"}}
+    return json_response(body, 500)

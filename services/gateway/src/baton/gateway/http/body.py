@@ -1,0 +1,67 @@
+"""Reading a request's body: bounded, UTF-8, JSON, an object. Each thing that can be wrong has its own error."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from typing import Any, NoReturn
+
+from starlette.requests import ClientDisconnect, Request
+
+from baton.gateway.errors import BodyEncodingError, BodyTooLargeError, MalformedBodyError
+
+#: Longer bodies are decoded on a thread: about a millisecond of work.
+_MAX_INLINE_BYTES = 256 * 1024
+
+
+async def read_json_object(request: Request, limit_bytes: int) -> dict[str, Any]:
+    """Raises BodyTooLargeError before more than `limit_bytes` were kept, BodyEncodingError, MalformedBodyError; ClientDisconnect."""
+    raw = await _read(request, limit_bytes)
+    if len(raw) <= _MAX_INLINE_BYTES:
+        return parse_json_object(raw)
+    return await asyncio.to_thread(parse_json_object, raw)
+
+
+async def _read(request: Request, limit_bytes: int) -> bytes:
+    declared = request.headers.get("content-length", "")
+    if declared.isdecimal() and int(declared) > limit_bytes:
+        raise BodyTooLargeError(int(declared), limit_bytes)
+    chunks: list[bytes] = []
+    num_bytes = 0
+    async for chunk in request.stream():
+        num_bytes += len(chunk)
+        if num_bytes > limit_bytes:
+            raise BodyTooLargeError(num_bytes, limit_bytes)
+        chunks.append(chunk)
+    return b"".join(chunks)
+
+
+def parse_json_object(raw: bytes) -> dict[str, Any]:
+    """Raises BodyEncodingError, MalformedBodyError."""
+    try:
+        text = raw.decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise BodyEncodingError("", f"the body is not UTF-8: byte {error.start} is 0x{raw[error.start]:02x}; send JSON in UTF-8") from error
+    try:
+        body = json.loads(text, parse_constant=_no_constant)
+    except json.JSONDecodeError as error:
+        raise MalformedBodyError("", f"the body is not JSON: {error.msg} at line {error.lineno}, column {error.colno}") from error
+    except RecursionError as error:
+        raise MalformedBodyError("", "the body is nested too deeply") from error
+    except ValueError as error:
+        raise MalformedBodyError("", f"the body is not JSON: {error}") from error
+    if not isinstance(body, dict):
+        raise MalformedBodyError("", f"the body is a JSON {_kind(body)}, it must be an object")
+    return body
+
+
+def _no_constant(name: str) -> NoReturn:
+    raise ValueError(f"{name} is no JSON number")
+
+
+def _kind(value: object) -> str:
+    names = {list: "array", str: "string", bool: "boolean", int: "number", float: "number", type(None): "null"}
+    return names.get(type(value), type(value).__name__)
+
+
+__all__ = ["ClientDisconnect", "parse_json_object", "read_json_object"]

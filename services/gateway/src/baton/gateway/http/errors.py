@@ -1,0 +1,67 @@
+"""The one table from the gateway's errors to HTTP: status codes, and bodies as OpenAI's clients read them."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import grpc
+from starlette.responses import Response
+
+from baton.gateway.errors import BodyTooLargeError, GatewayError
+from baton.wire.status import origin_name, stage_name, status_code
+
+_STATUS: dict[grpc.StatusCode, int] = {
+    grpc.StatusCode.INVALID_ARGUMENT: 400,
+    grpc.StatusCode.OUT_OF_RANGE: 400,
+    grpc.StatusCode.FAILED_PRECONDITION: 400,
+    grpc.StatusCode.UNAUTHENTICATED: 401,
+    grpc.StatusCode.PERMISSION_DENIED: 403,
+    grpc.StatusCode.NOT_FOUND: 404,
+    grpc.StatusCode.ALREADY_EXISTS: 409,
+    grpc.StatusCode.ABORTED: 409,
+    grpc.StatusCode.RESOURCE_EXHAUSTED: 429,
+    grpc.StatusCode.CANCELLED: 499,
+    grpc.StatusCode.UNIMPLEMENTED: 501,
+    grpc.StatusCode.UNAVAILABLE: 503,
+    grpc.StatusCode.DEADLINE_EXCEEDED: 504,
+}
+
+#: Seconds after which an overloaded or unready gateway may be asked again.
+RETRY_AFTER_S = 1
+
+
+def status_of(error: GatewayError) -> int:
+    """500 for what has no better one."""
+    if isinstance(error, BodyTooLargeError):
+        return 413
+    return _STATUS.get(status_code(error.failure().code), 500)
+
+
+def error_body(error: GatewayError) -> dict[str, Any]:
+    """{"error": {message, type, param, code}}; for a room that failed also who ended it, and where."""
+    status = status_of(error)
+    fields = [field for field, _ in error.violations()]
+    kind = {404: "invalid_request_error", 413: "invalid_request_error", 429: "rate_limit_error"}.get(
+        status, "invalid_request_error" if status < 500 else "server_error"
+    )
+    body: dict[str, Any] = {"message": str(error), "type": kind, "param": fields[0] if fields else None, "code": error.cause}
+    failure = error.failure()
+    if failure.stage:
+        body |= {"origin": origin_name(failure.origin), "stage": stage_name(failure.stage)}
+    return {"error": body}
+
+
+def error_response(error: GatewayError) -> Response:
+    status = status_of(error)
+    headers = {"retry-after": str(RETRY_AFTER_S)} if status in (429, 503) else {}
+    return json_response(error_body(error), status, headers)
+
+
+def json_response(body: Any, status: int = 200, headers: dict[str, str] | None = None) -> Response:
+    return Response(dump(body), status, headers, media_type="application/json")
+
+
+def dump(body: Any) -> bytes:
+    """Compact UTF-8."""
+    return json.dumps(body, ensure_ascii=False, separators=(",", ":")).encode("utf-8", "backslashreplace")

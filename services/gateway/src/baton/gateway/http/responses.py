@@ -1,0 +1,123 @@
+"""Two ways of answering one request: whole, or as server-sent events. Both end the room as soon as the client is gone."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Awaitable, Callable
+
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from baton.gateway.errors import GatewayError
+from baton.gateway.http.errors import dump, error_body, error_response, json_response
+from baton.gateway.http.shapes import Shape, finish_name
+from baton.gateway.inference import Inference
+from baton.gateway.requests import InferenceRequest
+
+_HEADERS = [
+    (b"content-type", b"text/event-stream; charset=utf-8"),
+    (b"cache-control", b"no-cache"),
+    # A proxy that buffers would hold the stream back.
+    (b"x-accel-buffering", b"no"),
+]
+
+MakeShape = Callable[[str], Shape]
+
+
+class WholeAnswer(Response):
+    """One JSON body at the end. `make_shape` gets the request id."""
+
+    def __init__(self, inference: Inference, request: InferenceRequest, make_shape: MakeShape) -> None:
+        super().__init__()
+        self._inference = inference
+        self._request = request
+        self._make_shape = make_shape
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        response: list[Response] = []
+
+        async def answer() -> None:
+            response.append(await self._answer())
+
+        if await _unless_gone(answer(), receive):
+            await response[0](scope, receive, send)
+
+    async def _answer(self) -> Response:
+        try:
+            async with self._inference.open(self._request) as answer:
+                text = "".join([piece.text async for piece in answer])
+        except GatewayError as error:
+            return error_response(error)
+        body = self._make_shape(answer.request_id).whole(text, finish_name(answer.finish_reason), answer.usage)
+        return json_response(body, headers={"x-request-id": answer.request_id})
+
+
+class StreamedAnswer(Response):
+    """Server-sent events. The status is sent with the first token, so that a request that fails before it has an honest one."""
+
+    def __init__(self, inference: Inference, request: InferenceRequest, make_shape: MakeShape) -> None:
+        super().__init__()
+        self._inference = inference
+        self._request = request
+        self._make_shape = make_shape
+        self._started = False
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        await _unless_gone(self._stream(scope, receive, send), receive)
+
+    async def _stream(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            await self._answer(send)
+        except GatewayError as error:
+            if not self._started:
+                await error_response(error)(scope, receive, send)
+                return
+            await _events(send, dump(error_body(error)))
+        await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+    async def _answer(self, send: Send) -> None:
+        async with self._inference.open(self._request) as answer:
+            shape = self._make_shape(answer.request_id)
+            async for piece in answer:
+                if not self._started:
+                    await self._start(send, answer.request_id)
+                    await _events(send, *map(dump, shape.first()))
+                if piece.text:
+                    await _events(send, dump(shape.piece(piece.text)))
+            rest = [shape.last(finish_name(answer.finish_reason)), *shape.usage(answer.usage)]
+            await _events(send, *map(dump, rest), b"[DONE]")
+
+    async def _start(self, send: Send, request_id: str) -> None:
+        self._started = True
+        headers = [*_HEADERS, (b"x-request-id", request_id.encode("ascii"))]
+        await send({"type": "http.response.start", "status": 200, "headers": headers})
+
+
+async def _events(send: Send, *data: bytes) -> None:
+    if data:
+        await send({"type": "http.response.body", "body": b"".join(b"data: %b\n\n" % part for part in data), "more_body": True})
+
+
+async def _unless_gone(work: Awaitable[None], receive: Receive) -> bool:
+    """Runs `work` unless the client leaves first, which cancels it. The body must have been read: only a disconnect can still be received."""
+    working = asyncio.ensure_future(work)
+    gone = asyncio.ensure_future(_disconnected(receive))
+    try:
+        await asyncio.wait((working, gone), return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        gone.cancel()
+        if not working.done():
+            working.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await asyncio.gather(gone, return_exceptions=True)
+            await asyncio.gather(working, return_exceptions=True)
+    if working.cancelled():
+        return False
+    working.result()
+    return True
+
+
+async def _disconnected(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass

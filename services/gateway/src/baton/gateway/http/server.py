@@ -1,0 +1,68 @@
+"""uvicorn inside the gateway's own event loop: it binds before it serves, leaves signals alone, and stops when told."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import math
+import socket
+from collections.abc import Iterator
+
+import uvicorn
+from starlette.applications import Starlette
+
+from baton.servicekit import AddressUnavailableError, join_address
+
+
+class _Server(uvicorn.Server):
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """Signals belong to the service's lifecycle."""
+        yield
+
+
+class HttpServer:
+    """`start`, then `stop`; between them `address` is host:port as bound."""
+
+    def __init__(self, app: Starlette, host: str, port: int) -> None:
+        self._app = app
+        self._host = host
+        self._wanted_port = port
+        self._server: _Server | None = None
+        self._task: asyncio.Task[None] | None = None
+        self.port = 0
+
+    @property
+    def address(self) -> str:
+        return join_address(self._host, self.port)
+
+    async def start(self) -> int:
+        """Binds, serves, and returns the port. Raises AddressUnavailableError."""
+        listening = self._bind()
+        self.port = listening.getsockname()[1]
+        config = uvicorn.Config(self._app, log_config=None, access_log=False, lifespan="off", server_header=False, date_header=False)
+        self._server = _Server(config)
+        self._task = asyncio.create_task(self._server.serve(sockets=[listening]), name="http")
+        while not self._server.started:
+            if self._task.done():
+                self._task.result()
+                raise AddressUnavailableError(f"the HTTP server on {self.address} ended while it started")
+            await asyncio.sleep(0.005)
+        return self.port
+
+    async def stop(self, grace_s: float) -> None:
+        """Takes no new connections, gives running answers `grace_s`, then cancels them. Idempotent."""
+        if self._server is None or self._task is None:
+            return
+        self._server.config.timeout_graceful_shutdown = max(1, math.ceil(grace_s))
+        self._server.should_exit = True
+        await self._task
+        self._server = self._task = None
+
+    def _bind(self) -> socket.socket:
+        try:
+            family = socket.AF_INET6 if ":" in self._host else socket.AF_INET
+            return socket.create_server((self._host, self._wanted_port), family=family, backlog=2048)
+        except OSError as error:
+            text = f"cannot listen on {join_address(self._host, self._wanted_port)}: {error.strerror or error}"
+            raise AddressUnavailableError(f"{text}; choose another --http-host or --http-port") from error

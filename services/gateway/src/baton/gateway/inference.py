@@ -1,0 +1,229 @@
+"""What both fronts do with a request: check, tokenise, admit, dispatch; then its answer, part by part."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import secrets
+import time
+from collections.abc import AsyncIterator
+
+import grpc
+import grpc.aio
+from opentelemetry import trace
+from opentelemetry.trace import Span, SpanKind, StatusCode
+from structlog.stdlib import BoundLogger
+
+from baton.gateway.admission import admit, check_tokens
+from baton.gateway.answer import AnswerText, Piece
+from baton.gateway.dispatch import Dispatcher
+from baton.gateway.errors import GatewayError, NotReadyError, OutOfRangeError, RequestError, UnknownModelError
+from baton.gateway.fleet import Fleet
+from baton.gateway.live_room import SETTLE_S, LiveRoom
+from baton.gateway.report import room_report
+from baton.gateway.requests import MAX_REQUEST_ID_CHARS, InferenceRequest, TokenPrompt
+from baton.gateway.sampling import check_ranges
+from baton.gateway.tokenizer import PromptTokenizer
+from baton.servicekit import get_logger, inject_traceparent
+from baton.wire.status import code_number
+from baton.wire.v1 import common_pb2, inference_pb2, worker_pb2
+
+log = get_logger(__name__)
+
+
+class Answer:
+    """One answer on its way: iterate for its pieces; once that ends, `finish_reason` and `usage` are set.
+
+    A piece may have tokens and no text yet, or text and no tokens. Iterating raises RoomFailedError when the room fails.
+    """
+
+    def __init__(self, request_id: str, prompt_tokens: int, sampling: worker_pb2.Sampling, room: LiveRoom, text: AnswerText) -> None:
+        self.request_id = request_id
+        self.seed = sampling.seed
+        self.usage = inference_pb2.Usage(prompt_tokens=prompt_tokens)
+        self.finish_reason: common_pb2.FinishReason.ValueType | None = None
+        self._room = room
+        self._text = text
+
+    def __aiter__(self) -> Answer:
+        return self
+
+    async def __anext__(self) -> Piece:
+        if self.finish_reason is not None:
+            raise StopAsyncIteration
+        tokens = await self._room.stream.take()
+        if not tokens:
+            return self._end()
+        piece = self._text.feed(tokens)
+        self.usage.completion_tokens = self._text.num_tokens
+        if self._text.stopped:
+            self._room.answered("stop_string")
+            self.finish_reason = common_pb2.FINISH_REASON_STOP
+        return piece
+
+    def _end(self) -> Piece:
+        reason = self._room.stream.finish
+        assert reason is not None
+        rest = self._text.finish(by_stop_token=reason == common_pb2.FINISH_REASON_STOP)
+        # The rest of the text may itself complete a stop string.
+        self.finish_reason = common_pb2.FINISH_REASON_STOP if self._text.stopped else reason
+        return Piece(rest, [])
+
+    async def report(self) -> inference_pb2.RoomReport:
+        """How the request passed through the servers. Waits a moment for a leg that has not said how it ended."""
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self._room.settled.wait(), SETTLE_S + 1.0)
+        return room_report(self._room.room, self._room.machine, self._room.passage, self.usage, time.monotonic())
+
+
+class Inference:
+    """The model that this gateway serves."""
+
+    def __init__(
+        self,
+        *,
+        model_name: str,
+        tokenizer: PromptTokenizer,
+        fleet: Fleet,
+        dispatcher: Dispatcher,
+        request_timeout_s: float,
+        tracer: trace.Tracer,
+    ) -> None:
+        self.model_name = model_name
+        self.tokenizer = tokenizer
+        self.fleet = fleet
+        self._dispatcher = dispatcher
+        self._request_timeout_s = request_timeout_s
+        self._tracer = tracer
+
+    def models(self) -> list[inference_pb2.Model]:
+        """What is served, with the context that the fleet takes now; 0 while no server is there to say it."""
+        context = max((route.limits.context.num_tokens for route in self.fleet.routes), default=0)
+        return [inference_pb2.Model(id=self.model_name, max_model_len=context, vocab_size=self._vocab_size())]
+
+    def check_model(self, name: str) -> None:
+        """Raises RequestError, UnknownModelError."""
+        if not name:
+            raise RequestError("model", f"model is empty; this gateway serves {self.model_name!r}")
+        if name != self.model_name:
+            raise UnknownModelError(name, self.model_name)
+
+    @contextlib.asynccontextmanager
+    async def open(self, request: InferenceRequest) -> AsyncIterator[Answer]:
+        """Opens a room for the request. Leaving the block ends whatever of it still runs: an error or a cancellation there is the client's leaving.
+
+        Raises RequestError before anything is reserved; NotReadyError, DrainingError, OverloadedError when it cannot be taken now.
+        """
+        span = self._tracer.start_span("request", context=request.trace, kind=SpanKind.SERVER)
+        request_id = request.request_id or f"req-{secrets.token_hex(12)}"
+        request_log = _with_trace(log.bind(request_id=request_id), span)
+        try:
+            answer, room = await self._open_room(request, request_id, request_log, span)
+        except GatewayError as error:
+            _note_refusal(error, request_log, span)
+            raise
+        except BaseException:
+            span.end()
+            raise
+        try:
+            yield answer
+        except BaseException as error:
+            room.cancel(_why_left(error, room))
+            raise
+        finally:
+            room.cancel(_client_gone(room))  # ignored when the answer is complete
+            self._note_end(answer, room, request_log.bind(room=room.room), span)
+
+    async def _open_room(self, request: InferenceRequest, request_id: str, request_log: BoundLogger, span: Span) -> tuple[Answer, LiveRoom]:
+        _check_request_id(request.request_id)
+        self.check_model(request.model)
+        vocab_size = self._vocab_size()
+        check_ranges(request.sampling, vocab_size)
+        self._dispatcher.rooms.check_capacity()
+        prompt = await self.tokenizer.encode(request.prompt)
+        if isinstance(request.prompt, TokenPrompt):
+            check_tokens(prompt, request.prompt.field, vocab_size)
+        if not self.fleet.routes:
+            raise NotReadyError("no pair of prefill and decode servers and no plain server can be used now: " + "; ".join(self.fleet.problems()))
+        admitted, routes = admit(prompt, request.prompt.field, request.sampling, self.fleet.routes, self.tokenizer.eos_token_ids)
+        room = self._dispatcher.dispatch(
+            admitted,
+            routes,
+            accepted_at=request.accepted_at,
+            deadline=self._deadline(request),
+            traceparent=inject_traceparent(trace.set_span_in_context(span)),
+            log=request_log,
+            span=span,
+        )
+        span.set_attributes({"baton.room": str(room.room), "baton.request_id": request_id, "baton.prompt_tokens": len(prompt)})
+        sampling = admitted.sampling
+        text = AnswerText(self.tokenizer.decode, admitted.stop, sampling.stop_token_ids, sampling.min_tokens)
+        return Answer(request_id, len(prompt), sampling, room, text), room
+
+    def _deadline(self, request: InferenceRequest) -> float:
+        own = request.accepted_at + self._request_timeout_s
+        return own if request.deadline is None else min(own, request.deadline)
+
+    def _vocab_size(self) -> int:
+        """The model's, once a server has said it: it may be padded beyond the tokenizer's."""
+        known = [worker.info.vocab_size for worker in self.fleet.workers if worker.info is not None]
+        return min(known, default=self.tokenizer.vocab_size)
+
+    @staticmethod
+    def _note_end(answer: Answer, room: LiveRoom, room_log: BoundLogger, span: Span) -> None:
+        passage = room.passage
+        if room.failure is not None:
+            span.set_status(StatusCode.ERROR, room.failure.cause)
+        else:
+            room_log.info(
+                "answered",
+                finish=common_pb2.FinishReason.Name(answer.finish_reason or common_pb2.FINISH_REASON_UNSPECIFIED).removeprefix("FINISH_REASON_"),
+                prompt_tokens=answer.usage.prompt_tokens,
+                completion_tokens=answer.usage.completion_tokens,
+                ttft_ms=round(passage.ttft_ms, 3),
+                mean_itl_ms=round(passage.mean_itl_ms, 3),
+            )
+        span.set_attribute("baton.completion_tokens", answer.usage.completion_tokens)
+        span.end()
+
+
+def _check_request_id(request_id: str) -> None:
+    if len(request_id) > MAX_REQUEST_ID_CHARS:
+        raise OutOfRangeError("request_id", f"{len(request_id)} characters", f"[0, {MAX_REQUEST_ID_CHARS}] characters")
+    if not request_id.isascii() or not request_id.isprintable():
+        raise RequestError("request_id", "request_id must be printable ASCII")
+
+
+def _with_trace(to: BoundLogger, span: Span) -> BoundLogger:
+    context = span.get_span_context()
+    if not context.is_valid:
+        return to
+    return to.bind(trace_id=format(context.trace_id, "032x"), span_id=format(context.span_id, "016x"))
+
+
+def _note_refusal(error: GatewayError, to: BoundLogger, span: Span) -> None:
+    to.info("request refused", code=error.code.name, cause=error.cause, reason=str(error))
+    span.set_status(StatusCode.ERROR, error.cause)
+    span.end()
+
+
+def _client_gone(room: LiveRoom) -> common_pb2.Failure:
+    return common_pb2.Failure(
+        code=code_number(grpc.StatusCode.CANCELLED),
+        origin=common_pb2.ORIGIN_CLIENT,
+        stage=room.machine.state.value,
+        cause="client_gone",
+        message="the client left before the answer was complete",
+    )
+
+
+def _why_left(error: BaseException, room: LiveRoom) -> common_pb2.Failure:
+    """Who ended a request whose handler was left by `error`."""
+    if isinstance(error, asyncio.CancelledError | GeneratorExit | OSError | GatewayError | grpc.aio.BaseError | asyncio.InvalidStateError):
+        return _client_gone(room)
+    failure = _client_gone(room)
+    failure.code = code_number(grpc.StatusCode.INTERNAL)
+    failure.origin = common_pb2.ORIGIN_GATEWAY
+    failure.cause = "gateway_error"
+    failure.message = f"the gateway failed while it answered: {type(error).__name__}"
+    return failure

@@ -1,0 +1,328 @@
+"""One request on its way: its legs, its state, its timers, its tokens. Lives on the event loop; every callback is short and none waits."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import grpc
+from opentelemetry.trace import Span
+from structlog.stdlib import BoundLogger
+
+from baton.gateway.errors import GatewayError
+from baton.gateway.report import Passage
+from baton.gateway.room import Event, Room, State, Verdict
+from baton.gateway.tokens import TokenConflictError, TokenMerge, TokenStream
+from baton.gateway.worker import ORIGINS, Leg, Worker
+from baton.wire.status import code_number, origin_name, stage_name, status_code
+from baton.wire.v1 import common_pb2, worker_pb2
+
+#: A prefill server that rang its doorbell says so at once; one that does not is told to end the room.
+SETTLE_S = 5.0
+
+_EVENTS: dict[Leg, dict[str, Event]] = {
+    Leg.PREFILL: {
+        "bootstrapped": Event.BOOTSTRAPPED,
+        "prefill_started": Event.PREFILL_STARTED,
+        "transfer_started": Event.TRANSFER_STARTED,
+        "transferred": Event.TRANSFERRED,
+    },
+    Leg.DECODE: {"reserved": Event.RESERVED, "kv_ready": Event.KV_READY, "finished": Event.FINISHED},
+    Leg.PLAIN: {"prefill_started": Event.PREFILL_STARTED, "finished": Event.FINISHED},
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Timeouts:
+    """Seconds that a room may spend in each state."""
+
+    bootstrap_s: float
+    waiting_s: float
+    transfer_s: float
+
+    def of(self, state: State) -> tuple[str, float] | None:
+        """(name, seconds); None: only the request's deadline counts."""
+        names = {
+            State.BOOTSTRAPPING: ("bootstrap_timeout", self.bootstrap_s),
+            State.WAITING: ("waiting_timeout", self.waiting_s),
+            State.TRANSFERRING: ("transfer_timeout", self.transfer_s),
+        }
+        return names.get(state)
+
+
+class LiveRoom:
+    """Starts both legs, follows them, and ends both as soon as one fails. `on_closed` is called once, when no leg is left."""
+
+    def __init__(
+        self,
+        room: int,
+        starts: Sequence[tuple[Worker, worker_pb2.Start]],
+        *,
+        passage: Passage,
+        timeouts: Timeouts,
+        deadline: float | None,
+        max_buffered: int,
+        log: BoundLogger,
+        span: Span,
+        on_closed: Callable[[LiveRoom], None],
+    ) -> None:
+        """deadline: time.monotonic(), seconds."""
+        now = time.monotonic()
+        self.room = room
+        self.machine = Room.split(now) if len(starts) == 2 else Room.plain(now)
+        self.passage = passage
+        self.stream = TokenStream(max_buffered)
+        self.failure: common_pb2.Failure | None = None
+        self.settled = asyncio.Event()
+        self.num_repeated_events = 0
+        self._starts = starts
+        self._legs: dict[Leg, Worker] = {}
+        self._merge = TokenMerge(starts[0][1].sampling.max_tokens)
+        self._finished: worker_pb2.Finished | None = None
+        self._timeouts = timeouts
+        self._deadline = deadline
+        self._state_timer: asyncio.TimerHandle | None = None
+        self._deadline_timer: asyncio.TimerHandle | None = None
+        self._log = log
+        self._span = span
+        self._on_closed = on_closed
+        self._answered = False
+
+    # --- life -----------------------------------------------------------------------------------------------------------------
+
+    def begin(self) -> None:
+        """Sends both starts at once. A worker that cannot take its own fails the room like any other failure."""
+        loop = asyncio.get_running_loop()
+        if self._deadline is not None:
+            self._deadline_timer = loop.call_later(max(0.0, self._deadline - time.monotonic()), self._on_deadline)
+        self._arm()
+        for worker, start in self._starts:
+            if self.failure is not None:
+                break
+            try:
+                worker.start(start, self)
+            except GatewayError as error:
+                self._fail(error.failure(), None)
+            else:
+                self._legs[worker.leg] = worker
+        self._log.info("room opened", prompt_tokens=len(self._starts[0][1].prompt_token_ids), servers=[w.instance_id for w, _ in self._starts])
+
+    def cancel(self, failure: common_pb2.Failure) -> None:
+        """The client or the gateway wants no more of it. Ignored when the answer is complete."""
+        if not self._answered:
+            self._fail(failure, None)
+
+    def answered(self, cause: str) -> None:
+        """The gateway has the whole answer (a stop string): the legs that go on are ended. Not a failure."""
+        if self._answered or self.failure is not None:
+            return
+        self._apply(Event.ANSWERED)
+        self._complete(common_pb2.FINISH_REASON_STOP)
+        self._end_legs(common_pb2.Failure(code=code_number(grpc.StatusCode.CANCELLED), cause=cause, message="the answer is complete"))
+
+    # --- what the workers say -------------------------------------------------------------------------------------------------
+
+    def on_token(self, leg: Leg, index: int, token: int) -> None:
+        if self._answered:
+            return
+        try:
+            following = self._merge.add(index, token)
+        except TokenConflictError as error:
+            self._fail(self._failure(grpc.StatusCode.INTERNAL, common_pb2.ORIGIN_TRANSFER, "token_conflict", str(error)), None)
+            return
+        if not following:
+            return
+        if self.passage.first_token_at is None:
+            self._apply(Event.FIRST_TOKEN)
+        self.passage.token(time.monotonic(), len(following))
+        if not self.stream.push(following):
+            text = "the client reads more slowly than the answer is made: more tokens wait for it than --max-buffered-tokens allows"
+            self._fail(self._failure(grpc.StatusCode.RESOURCE_EXHAUSTED, common_pb2.ORIGIN_CLIENT, "slow_reader", text), None)
+            return
+        self._check_complete()
+
+    def on_event(self, leg: Leg, event: worker_pb2.RoomEvent) -> None:
+        kind = event.WhichOneof("event") or "nothing"
+        if kind == "failed":
+            self._leg_failed(leg, self._with_author(event.failed, leg))
+            return
+        known = _EVENTS[leg].get(kind)
+        if known is None:
+            self._log.warning("event of no meaning ignored", leg=leg.value, kind=kind)
+            return
+        self._note_details(event, kind)
+        self._apply(known)
+        if known in (Event.TRANSFERRED, Event.FINISHED):
+            self._leg_over(leg)
+        self._check_complete()
+
+    def on_lost(self, leg: Leg, failure: common_pb2.Failure) -> None:
+        self._leg_failed(leg, self._with_author(failure, leg))
+
+    # --- inside ---------------------------------------------------------------------------------------------------------------
+
+    def _note_details(self, event: worker_pb2.RoomEvent, kind: str) -> None:
+        if kind == "transferred":
+            self.passage.transfer = event.transferred.transfer
+        elif kind == "kv_ready":
+            self.passage.digest_checked = event.kv_ready.digest_checked
+            self.passage.exposed_ms = event.kv_ready.exposed_ms
+        elif kind == "finished":
+            self._finished = event.finished
+
+    def _apply(self, event: Event) -> None:
+        before = self.machine.state
+        verdict = self.machine.apply(event, time.monotonic())
+        if verdict is Verdict.REPEATED:
+            self.num_repeated_events += 1
+        if verdict is Verdict.MOVED:
+            self._moved(before)
+
+    def _moved(self, before: State) -> None:
+        state = self.machine.state
+        self._log.info("room", state=state.name, before=before.name, at_ms=self._elapsed_ms())
+        self._span.add_event(state.name)
+        self._arm()
+
+    def _arm(self) -> None:
+        """One timer for the state, replaced when the state changes."""
+        if self._state_timer is not None:
+            self._state_timer.cancel()
+            self._state_timer = None
+        limit = self._timeouts.of(self.machine.state)
+        if limit is not None:
+            self._state_timer = asyncio.get_running_loop().call_later(limit[1], self._on_state_timeout, *limit)
+
+    def _on_state_timeout(self, name: str, allowed_s: float) -> None:
+        state = self.machine.state
+        text = f"the room stayed in {state.name} for {allowed_s:g} s, which --{name.replace('_', '-')}-s allows; {self._progress()}"
+        self._fail(self._failure(grpc.StatusCode.DEADLINE_EXCEEDED, common_pb2.ORIGIN_GATEWAY, name, text, allowed_s), None)
+
+    def _on_deadline(self) -> None:
+        assert self._deadline is not None
+        allowed_s = self._deadline - self.passage.accepted_at
+        text = f"the request's deadline of {allowed_s:.3f} s has passed; {self._progress()}"
+        self._fail(self._failure(grpc.StatusCode.DEADLINE_EXCEEDED, common_pb2.ORIGIN_GATEWAY, "deadline", text, allowed_s), None)
+
+    def _progress(self) -> str:
+        seen = ", ".join(event.value for event in self.machine.milestones) or "nothing"
+        servers = " and ".join(worker.name for worker, _ in self._starts)
+        return f"of {servers} it heard: {seen}"
+
+    def _leg_failed(self, leg: Leg, failure: common_pb2.Failure) -> None:
+        """Prefill's part is over once decode has the KV cache and the client the first token: what becomes of it then is no failure."""
+        harmless = leg is Leg.PREFILL and self.machine.state is State.SUCCESS and self._merge.num_delivered > 0
+        if harmless or self._answered:
+            self._log.info("leg ended late", leg=leg.value, cause=failure.cause)
+            self._leg_over(leg)
+            return
+        self._fail(failure, leg)
+
+    def _leg_over(self, leg: Leg) -> None:
+        worker = self._legs.pop(leg, None)
+        if worker is not None:
+            worker.release(self.room)
+        if not self._legs and (self._answered or self.failure is not None):
+            self._close()
+
+    def _check_complete(self) -> None:
+        """The answer is complete when decode has finished and every token is there. What prefill still owes (the first one) is waited for."""
+        if self._finished is None or self._answered or self.failure is not None:
+            return
+        missing = self._finished.completion_tokens - self._merge.num_delivered
+        if missing <= 0:
+            self._complete(self._finished.reason)
+        elif Leg.PREFILL not in self._legs or missing > self._merge.num_early + 1:
+            text = f"the answer has {self._finished.completion_tokens} tokens, {missing} of them never came"
+            origin = common_pb2.ORIGIN_PREFILL if self._merge.num_delivered == 0 and len(self._starts) == 2 else common_pb2.ORIGIN_DECODE
+            self._fail(self._failure(grpc.StatusCode.INTERNAL, origin, "tokens_lost", text), None)
+
+    def _complete(self, reason: common_pb2.FinishReason.ValueType) -> None:
+        self._answered = True
+        self.passage.ended_at = time.monotonic()
+        self.stream.end(reason)
+        self._cancel_timers()
+        if not self._legs:
+            self._close()
+            return
+        self._state_timer = asyncio.get_running_loop().call_later(SETTLE_S, self._on_unsettled)
+
+    def _on_unsettled(self) -> None:
+        text = f"the answer is complete, this leg has not ended within {SETTLE_S:g} s"
+        self._log.warning("leg did not end", legs=[leg.value for leg in self._legs])
+        self._end_legs(common_pb2.Failure(code=code_number(grpc.StatusCode.DEADLINE_EXCEEDED), cause="leg_not_ended", message=text))
+
+    def _fail(self, failure: common_pb2.Failure, culprit: Leg | None) -> None:
+        """The first failure ends the room: the client is told, the other leg is aborted."""
+        if self._answered or self.failure is not None:
+            return
+        self.failure = failure
+        before = self.machine.state
+        moved = self.machine.fail(failure, time.monotonic()) is Verdict.MOVED
+        self.passage.ended_at = time.monotonic()
+        self._cancel_timers()
+        level = "info" if failure.origin == common_pb2.ORIGIN_CLIENT else "warning"
+        getattr(self._log, level)(
+            "room failed",
+            state=before.name,
+            code=status_code(failure.code).name,
+            origin=origin_name(failure.origin),
+            stage=stage_name(failure.stage),
+            cause=failure.cause,
+            elapsed_ms=failure.elapsed_ms,
+            allowed_ms=failure.allowed_ms,
+            reason=failure.message,
+        )
+        if moved:
+            self._span.add_event(State.FAILED.name)
+        self.stream.fail(failure)
+        if culprit is not None:
+            worker = self._legs.pop(culprit, None)
+            if worker is not None:
+                worker.release(self.room)
+        self._end_legs(failure)
+
+    def _end_legs(self, failure: common_pb2.Failure) -> None:
+        told = common_pb2.Failure()
+        told.CopyFrom(failure)
+        told.origin = failure.origin or common_pb2.ORIGIN_GATEWAY
+        legs, self._legs = self._legs, {}
+        for worker in legs.values():
+            worker.abort(self.room, told)
+        self._close()
+
+    def _close(self) -> None:
+        self._cancel_timers()
+        if not self.settled.is_set():
+            self.settled.set()
+            self._on_closed(self)
+
+    def _cancel_timers(self) -> None:
+        for timer in (self._state_timer, self._deadline_timer):
+            if timer is not None:
+                timer.cancel()
+        self._state_timer = self._deadline_timer = None
+
+    def _elapsed_ms(self) -> float:
+        return round((time.monotonic() - self.passage.accepted_at) * 1e3, 3)
+
+    def _failure(
+        self, code: grpc.StatusCode, origin: common_pb2.Origin.ValueType, cause: str, message: str, allowed_s: float = 0.0
+    ) -> common_pb2.Failure:
+        return common_pb2.Failure(
+            code=code_number(code),
+            origin=origin,
+            stage=self.machine.state.value,
+            cause=cause,
+            message=message,
+            elapsed_ms=round(self._elapsed_ms()),
+            allowed_ms=round(allowed_s * 1e3),
+        )
+
+    def _with_author(self, failure: common_pb2.Failure, leg: Leg) -> common_pb2.Failure:
+        """A worker's failure with what it did not say: by whom, at which stage, when."""
+        whole = self._failure(grpc.StatusCode.UNKNOWN, ORIGINS[leg], "unknown", "")
+        whole.MergeFrom(failure)
+        return whole

@@ -1,0 +1,67 @@
+"""A request as both fronts hand it over: what the client said, not yet checked against the model or the fleet."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from opentelemetry.context import Context
+
+MAX_REQUEST_ID_CHARS = 128
+
+
+@dataclass(frozen=True, slots=True)
+class TextPrompt:
+    text: str
+    field: str
+
+
+@dataclass(frozen=True, slots=True)
+class TokenPrompt:
+    ids: list[int]
+    field: str
+
+
+@dataclass(frozen=True, slots=True)
+class ChatPrompt:
+    """Messages of {"role", "content"}, as the model's chat template takes them."""
+
+    messages: list[dict[str, Any]]
+    field: str = "messages"
+
+
+Prompt = TextPrompt | TokenPrompt | ChatPrompt
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingOptions:
+    """What the client asked for; None: not given. `names`: what a front calls a field that it calls differently, for messages."""
+
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    min_p: float | None = None
+    seed: int | None = None
+    max_tokens: int | None = None
+    min_tokens: int | None = None
+    stop: tuple[str, ...] = ()
+    stop_token_ids: tuple[int, ...] = ()
+    ignore_eos: bool = False
+    names: dict[str, str] = field(default_factory=dict)
+
+    def name(self, of: str) -> str:
+        return self.names.get(of, of)
+
+
+@dataclass(frozen=True, slots=True)
+class InferenceRequest:
+    """One request. accepted_at, deadline: time.monotonic(), seconds. request_id: empty when the client gave none."""
+
+    model: str
+    prompt: Prompt
+    sampling: SamplingOptions
+    accepted_at: float
+    deadline: float | None = None
+    report: bool = False
+    request_id: str = ""
+    trace: Context | None = None

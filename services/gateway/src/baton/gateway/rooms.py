@@ -1,0 +1,79 @@
+"""All rooms that are open here, how many may be, and how those before them ended."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from collections import Counter
+from collections.abc import Callable
+
+from baton.gateway.errors import DrainingError, OverloadedError
+from baton.gateway.live_room import LiveRoom
+from baton.wire.status import origin_name, stage_name
+from baton.wire.v1 import common_pb2
+
+MAX_ROOM = 2**63 - 1
+
+
+class RoomTable:
+    """Owns every LiveRoom from its opening until no leg of it is left."""
+
+    def __init__(self, max_rooms: int) -> None:
+        self._max_rooms = max_rooms
+        self._rooms: dict[int, LiveRoom] = {}
+        self._idle = asyncio.Event()
+        self._idle.set()
+        self.draining = False
+        #: "success", or (origin, stage, cause) of a failure -> how many.
+        self.outcomes: Counter[str | tuple[str, str, str]] = Counter()
+        self.counters: Counter[str] = Counter()
+
+    def __len__(self) -> int:
+        return len(self._rooms)
+
+    def check_capacity(self) -> None:
+        """Raises DrainingError, OverloadedError."""
+        if self.draining:
+            raise DrainingError
+        if len(self._rooms) >= self._max_rooms:
+            raise OverloadedError(f"{len(self._rooms)} requests are open, the limit is {self._max_rooms} (--max-rooms): try again later")
+
+    def draw(self) -> int:
+        """A room number that nobody can guess and that is not in use: random, 63 bit, not 0."""
+        while True:
+            room = secrets.randbelow(MAX_ROOM) + 1
+            if room not in self._rooms:
+                return room
+
+    def open(self, make: Callable[[int, Callable[[LiveRoom], None]], LiveRoom]) -> LiveRoom:
+        """Makes a room with a fresh number, and begins it. Raises DrainingError, OverloadedError."""
+        self.check_capacity()
+        room = make(self.draw(), self._on_closed)
+        self._rooms[room.room] = room
+        self._idle.clear()
+        room.begin()
+        return room
+
+    async def wait_idle(self, timeout_s: float) -> bool:
+        """Waits until no room is open; False when the time is over first."""
+        try:
+            await asyncio.wait_for(self._idle.wait(), timeout_s)
+        except TimeoutError:
+            return False
+        return True
+
+    def abort_all(self, failure: common_pb2.Failure) -> int:
+        """Ends every open room; how many there were."""
+        rooms = list(self._rooms.values())
+        for room in rooms:
+            room.cancel(failure)
+        return len(rooms)
+
+    def _on_closed(self, room: LiveRoom) -> None:
+        self._rooms.pop(room.room, None)
+        failure = room.failure
+        key = "success" if failure is None else (origin_name(failure.origin), stage_name(failure.stage), failure.cause)
+        self.outcomes[key] += 1
+        self.counters["events_repeated"] += room.num_repeated_events
+        if not self._rooms:
+            self._idle.set()

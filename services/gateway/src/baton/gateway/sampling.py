@@ -1,0 +1,82 @@
+"""Sampling as the client asked for it, checked and filled in. Pure; a value out of range is refused, never clamped."""
+
+from __future__ import annotations
+
+import math
+import secrets
+from collections.abc import Iterable
+
+from baton.gateway.errors import OutOfRangeError, StopListError
+from baton.gateway.requests import SamplingOptions
+from baton.wire.v1 import worker_pb2
+
+MAX_STOP_STRINGS = 16
+MAX_STOP_CHARS = 256
+MAX_STOP_TOKEN_IDS = 64
+
+
+def check_ranges(options: SamplingOptions, vocab_size: int) -> None:
+    """Everything that does not depend on the prompt. Raises OutOfRangeError, StopListError."""
+    _check_float(options, "temperature", 0.0, 2.0)
+    _check_float(options, "top_p", 0.0, 1.0, open_low=True)
+    _check_float(options, "min_p", 0.0, 1.0)
+    _check_int(options, "top_k", 0, vocab_size)
+    _check_int(options, "seed", 0, 2**64 - 1)
+    if options.max_tokens is not None and options.max_tokens < 1:
+        raise OutOfRangeError(options.name("max_tokens"), options.max_tokens, "[1, what is left of the context]")
+    if options.min_tokens is not None and options.min_tokens < 0:
+        raise OutOfRangeError(options.name("min_tokens"), options.min_tokens, "[0, max_tokens]")
+    _check_stop_strings(options)
+    _check_stop_tokens(options, vocab_size)
+
+
+def fill(options: SamplingOptions, max_tokens: int, eos_token_ids: Iterable[int]) -> worker_pb2.Sampling:
+    """The wire's Sampling with every default filled in; a seed is drawn when the client gave none."""
+    if options.min_tokens is not None and options.min_tokens > max_tokens:
+        raise OutOfRangeError(options.name("min_tokens"), options.min_tokens, f"[0, {max_tokens}]", "max_tokens is the limit")
+    stop_ids = {*options.stop_token_ids, *(() if options.ignore_eos else eos_token_ids)}
+    return worker_pb2.Sampling(
+        temperature=1.0 if options.temperature is None else options.temperature,
+        top_p=1.0 if options.top_p is None else options.top_p,
+        top_k=options.top_k or 0,
+        min_p=options.min_p or 0.0,
+        seed=secrets.randbits(63) if options.seed is None else options.seed,
+        max_tokens=max_tokens,
+        min_tokens=options.min_tokens or 0,
+        stop_token_ids=sorted(stop_ids),
+    )
+
+
+def _check_float(options: SamplingOptions, field: str, low: float, high: float, *, open_low: bool = False) -> None:
+    value = getattr(options, field)
+    if value is None:
+        return
+    above = value > low if open_low else value >= low
+    if not (math.isfinite(value) and above and value <= high):
+        raise OutOfRangeError(options.name(field), value, f"{'(' if open_low else '['}{low:g}, {high:g}]")
+
+
+def _check_int(options: SamplingOptions, field: str, low: int, high: int) -> None:
+    value = getattr(options, field)
+    if value is not None and not low <= value <= high:
+        raise OutOfRangeError(options.name(field), value, f"[{low}, {high}]")
+
+
+def _check_stop_strings(options: SamplingOptions) -> None:
+    name = options.name("stop")
+    if len(options.stop) > MAX_STOP_STRINGS:
+        raise StopListError(name, f"{name} has {len(options.stop)} strings, the limit is {MAX_STOP_STRINGS}: send fewer")
+    for number, text in enumerate(options.stop):
+        if not text:
+            raise StopListError(f"{name}[{number}]", f"{name}[{number}] is empty: every answer would end at once; leave it out")
+        if len(text) > MAX_STOP_CHARS:
+            raise StopListError(f"{name}[{number}]", f"{name}[{number}] has {len(text)} characters, the limit is {MAX_STOP_CHARS}: shorten it")
+
+
+def _check_stop_tokens(options: SamplingOptions, vocab_size: int) -> None:
+    name = options.name("stop_token_ids")
+    if len(options.stop_token_ids) > MAX_STOP_TOKEN_IDS:
+        raise StopListError(name, f"{name} has {len(options.stop_token_ids)} ids, the limit is {MAX_STOP_TOKEN_IDS}: send fewer")
+    for number, token in enumerate(options.stop_token_ids):
+        if not 0 <= token < vocab_size:
+            raise OutOfRangeError(f"{name}[{number}]", token, f"the vocabulary [0, {vocab_size})")

@@ -1,0 +1,224 @@
+"""One worker as the gateway knows it: who it is, how loaded, which rooms it holds. No I/O: its session feeds it."""
+
+from __future__ import annotations
+
+import enum
+from collections import Counter
+from dataclasses import dataclass
+from typing import Protocol
+
+import grpc
+
+from baton.gateway.errors import NotReadyError, WorkerProtocolError
+from baton.gateway.outbox import Outbox
+from baton.wire.status import code_number
+from baton.wire.v1 import common_pb2, worker_pb2
+
+
+class Leg(enum.Enum):
+    """Which half of a room a worker does."""
+
+    PREFILL = "prefill"
+    DECODE = "decode"
+    PLAIN = "plain"
+
+
+#: A plain server is the decode service in another role.
+ORIGINS = {Leg.PREFILL: common_pb2.ORIGIN_PREFILL, Leg.DECODE: common_pb2.ORIGIN_DECODE, Leg.PLAIN: common_pb2.ORIGIN_DECODE}
+
+_ROLES = {Leg.PREFILL: common_pb2.ROLE_PREFILL, Leg.DECODE: common_pb2.ROLE_DECODE, Leg.PLAIN: common_pb2.ROLE_PLAIN}
+_ROLE_NAMES: dict[int, str] = {number: name.removeprefix("ROLE_").lower() for name, number in common_pb2.Role.items()}
+
+MAX_WAITING_STARTS = 1024
+
+
+class RoomSink(Protocol):
+    """Who hears of a room. Called on the event loop; returns at once and does not raise."""
+
+    def on_token(self, leg: Leg, index: int, token: int) -> None: ...
+
+    def on_event(self, leg: Leg, event: worker_pb2.RoomEvent) -> None: ...
+
+    def on_lost(self, leg: Leg, failure: common_pb2.Failure) -> None: ...
+
+
+class FleetListener(Protocol):
+    """Who hears that a worker came, went, or changed what it can take."""
+
+    def worker_changed(self, worker: Worker) -> None: ...
+
+
+@dataclass(slots=True)
+class _Held:
+    sink: RoomSink
+    num_tokens: int
+
+
+class Worker:
+    """A place on the command line and the process that is there now, if any."""
+
+    def __init__(self, address: str, leg: Leg, *, min_vocab_size: int, stall_limit_s: float) -> None:
+        self.address = address
+        self.leg = leg
+        self.outbox = Outbox(MAX_WAITING_STARTS)
+        self.info: worker_pb2.WorkerInfo | None = None
+        self.load = worker_pb2.WorkerLoad()
+        self.connected = False
+        self.draining = False
+        self.problem = "not connected yet"
+        self.listener: FleetListener | None = None
+        self.counters: Counter[str] = Counter()
+        self._min_vocab_size = min_vocab_size
+        self._stall_limit_s = stall_limit_s
+        self._rooms: dict[int, _Held] = {}
+        self._outstanding_tokens = 0
+
+    # --- what it is and can take ----------------------------------------------------------------------------------------------
+
+    @property
+    def instance_id(self) -> str:
+        """Of the process that is (or was last) there; empty before the first contact."""
+        return self.info.instance_id if self.info else ""
+
+    @property
+    def name(self) -> str:
+        """For messages: role, instance and address."""
+        return f"{self.leg.value} server {self.instance_id or '?'} at {self.address}"
+
+    @property
+    def tokens_in_flight(self) -> int:
+        """Its own count is up to a second old and includes other gateways' rooms; ours is exact for our rooms. The larger is surely there."""
+        return max(self._outstanding_tokens, self.load.tokens_in_flight)
+
+    @property
+    def free_pages(self) -> int:
+        return self.load.free_pages
+
+    @property
+    def num_rooms(self) -> int:
+        """Rooms of this gateway."""
+        return len(self._rooms)
+
+    @property
+    def pool_tokens(self) -> int:
+        """Tokens that the whole KV pool holds."""
+        return self.load.total_pages * self.info.fingerprint.page_size if self.info else 0
+
+    @property
+    def unusable_because(self) -> str:
+        """Why no new room may go there; empty when one may."""
+        if not self.connected:
+            return self.problem
+        if self.draining:
+            return "draining"
+        if self.load.stalled_s > self._stall_limit_s:
+            return f"its engine has made no progress for {self.load.stalled_s:.1f} s, the limit is {self._stall_limit_s:g} s"
+        if not self.load.total_pages:
+            return "it has not said how many KV pages it has"
+        return ""
+
+    # --- rooms ----------------------------------------------------------------------------------------------------------------
+
+    def start(self, start: worker_pb2.Start, sink: RoomSink) -> None:
+        """Sends a room's half there and holds its tokens as load until `release` or `abort`.
+
+        Raises NotReadyError when the worker has gone since it was chosen, OverloadedError when it does not take its starts.
+        """
+        if not self.connected:
+            raise NotReadyError(f"{self.name} is gone: {self.problem}")
+        self.outbox.put_start(start)
+        self._rooms[start.room] = _Held(sink, len(start.prompt_token_ids))
+        self._outstanding_tokens += len(start.prompt_token_ids)
+
+    def release(self, room: int) -> None:
+        """This leg of the room is over; what the worker still says of it is counted and ignored. Idempotent."""
+        held = self._rooms.pop(room, None)
+        if held is not None:
+            self._outstanding_tokens -= held.num_tokens
+
+    def abort(self, room: int, failure: common_pb2.Failure) -> None:
+        """Ends the room there. Ignored when this leg is over."""
+        if room in self._rooms:
+            self.release(room)
+            self.outbox.put_abort(room, failure)
+
+    # --- what its session says ------------------------------------------------------------------------------------------------
+
+    def check(self, info: worker_pb2.WorkerInfo) -> None:
+        """Raises WorkerProtocolError when the process there cannot be what the command line says, with both values."""
+        if info.role != _ROLES[self.leg]:
+            found = _ROLE_NAMES.get(info.role, str(info.role))
+            raise WorkerProtocolError(
+                f"{self.address} was named with --{self.leg.value}, but {info.instance_id!r} there is a {found} server: name it with --{found}"
+            )
+        if not info.instance_id:
+            raise WorkerProtocolError(f"the {self.leg.value} server at {self.address} has no instance id")
+        if info.vocab_size < self._min_vocab_size:
+            raise WorkerProtocolError(
+                f"{info.instance_id} at {self.address} has a vocabulary of {info.vocab_size} tokens, this gateway's tokenizer has "
+                f"{self._min_vocab_size}: start both with the same model"
+            )
+        if self.leg is Leg.PREFILL and not info.bootstrap_address:
+            raise WorkerProtocolError(f"prefill server {info.instance_id} at {self.address} has no bootstrap address")
+
+    def came(self, info: worker_pb2.WorkerInfo) -> None:
+        """A session with a checked process is up."""
+        self.info = info
+        self.load = info.load
+        self.draining = info.draining
+        self.connected = True
+        self.problem = ""
+        self._changed()
+
+    def went(self, problem: str) -> None:
+        """The session is over: every room of it fails at once, whoever is at that address now."""
+        was_connected, self.connected, self.problem = self.connected, False, problem
+        self.outbox.clear()
+        rooms, self._rooms, self._outstanding_tokens = self._rooms, {}, 0
+        for held in rooms.values():
+            held.sink.on_lost(self.leg, self._lost_failure())
+        if was_connected:
+            self._changed()
+
+    def _lost_failure(self) -> common_pb2.Failure:
+        return common_pb2.Failure(
+            code=code_number(grpc.StatusCode.UNAVAILABLE),
+            origin=ORIGINS[self.leg],
+            cause=f"{self.leg.value}_lost",
+            message=f"{self.name} was lost: {self.problem}",
+        )
+
+    def take(self, report: worker_pb2.Report) -> None:
+        """Hands a report to the rooms: tokens first, because an event may end the room that they belong to.
+
+        Raises WorkerProtocolError for a report that cannot be read.
+        """
+        if not len(report.rooms) == len(report.indexes) == len(report.tokens):
+            raise WorkerProtocolError(
+                f"{self.name} sent a report of {len(report.rooms)} rooms, {len(report.indexes)} indexes and {len(report.tokens)} tokens"
+            )
+        for room, index, token in zip(report.rooms, report.indexes, report.tokens, strict=True):
+            held = self._rooms.get(room)
+            if held is None:
+                self.counters["token_of_ended_room"] += 1
+            else:
+                held.sink.on_token(self.leg, index, token)
+        for event in report.events:
+            held = self._rooms.get(event.room)
+            if held is None:
+                self.counters["event_of_ended_room"] += 1
+            else:
+                held.sink.on_event(self.leg, event)
+        self._take_load(report)
+
+    def _take_load(self, report: worker_pb2.Report) -> None:
+        before = self.unusable_because
+        if report.HasField("load"):
+            self.load = report.load
+        self.draining = report.draining
+        if self.unusable_because != before:
+            self._changed()
+
+    def _changed(self) -> None:
+        if self.listener is not None:
+            self.listener.worker_changed(self)
