@@ -30,7 +30,7 @@ def demo(
     """Fetches the model, starts gateway, prefill and decode, asks one question, shows where the time went, and stops everything."""
     console = Console()
     model_path, model_name = resolve_model(model)
-    options = FleetOptions(model_path, model_name, transport=transport, http_port=0, grpc_port=0, bootstrap_port=0)
+    options = FleetOptions(model_path, model_name, transport=transport, digest="all", http_port=0, grpc_port=0, bootstrap_port=0)
     with running_fleet(options, drain_timeout_s=10.0, console=console, verbose=verbose) as fleet:
         print_addresses(console, fleet)
         asked = ChatOptions(model_name, max_tokens=max_tokens, report=True)

@@ -23,7 +23,7 @@ class Transport(StrEnum):
 
 @dataclass(frozen=True)
 class FleetOptions:
-    """What `baton up` was asked for. A port of 0 lets the system choose. `extra`: flags handed on to a service as they are, by its kind."""
+    """What `baton up` was asked for. A port of 0 lets the system choose. `digest`: "off", "sample" or "all" landed rooms are compared."""
 
     model_path: Path
     model_name: str
@@ -31,6 +31,7 @@ class FleetOptions:
     num_prefill: int = 1
     num_decode: int = 1
     transport: Transport = Transport.AUTO
+    digest: str = "off"
     host: str = "127.0.0.1"
     http_port: int = 8000
     grpc_port: int = 8001
@@ -60,7 +61,7 @@ def prefill_spec(options: FleetOptions, index: int) -> ServiceSpec:
 
 
 def decode_spec(options: FleetOptions, index: int) -> ServiceSpec:
-    return _worker(options, f"decode-{index}", "decode", "--role", "decode", "--transport", options.transport.value)
+    return _worker(options, f"decode-{index}", "decode", "--role", "decode", "--transport", options.transport.value, "--digest", options.digest)
 
 
 def plain_spec(options: FleetOptions, index: int) -> ServiceSpec:
@@ -70,7 +71,7 @@ def plain_spec(options: FleetOptions, index: int) -> ServiceSpec:
 def gateway_spec(options: FleetOptions, workers: dict[str, list[str]]) -> ServiceSpec:
     """`workers`: "prefill", "decode", "plain" -> their gRPC addresses."""
     listen = ("--host", options.host, "--port", str(options.grpc_port), "--http-port", str(options.http_port))
-    model = ("--model-path", str(options.model_path), "--model", options.model_name)
+    model = ("--model-path", str(options.model_path), "--model-name", options.model_name)
     named = [flag for kind, addresses in workers.items() for flag in (f"--{kind}", ",".join(addresses))]
     return ServiceSpec("gateway", (*_module("gateway"), *listen, *model, *named))
 
