@@ -81,7 +81,7 @@ def main() -> int:
         for topology in Topology:
             supervisor = stack.enter_context(Supervisor(run_dir / topology.value, DRAIN_TIMEOUT_S))
             transport = Transport(arguments.transport)
-            options = FleetOptions(model_path, model_name, topology, transport=transport, http_port=0, grpc_port=0, bootstrap_port=0)
+            options = FleetOptions(model_path, model_name, topology=topology, transport=transport, http_port=0, grpc_port=0, bootstrap_port=0)
             addresses[topology] = start_fleet(options, supervisor, lambda text: None).grpc
         good = asyncio.run(run(addresses, model_name, [int(text) for text in arguments.prompts.split(",")], arguments.rounds))
     print(f"target: at most {TARGET_RATIO:.2f} x plain: {'met' if good else 'MISSED'}")

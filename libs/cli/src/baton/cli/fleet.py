@@ -2,7 +2,7 @@
 
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 from enum import StrEnum
 from pathlib import Path
 
@@ -27,6 +27,7 @@ class FleetOptions:
 
     model_path: Path
     model_name: str
+    _: KW_ONLY
     topology: Topology = Topology.SPLIT
     num_prefill: int = 1
     num_decode: int = 1

@@ -52,7 +52,18 @@ def up(
 ) -> None:
     """Starts gateway, prefill and decode as processes of their own, prints where they listen, and stops them all on Ctrl-C."""
     model_path, model_name = resolve_model(model)
-    options = FleetOptions(model_path, model_name, topology, prefill, decode, transport, host, http_port, grpc_port, bootstrap_port)
+    options = FleetOptions(
+        model_path,
+        model_name,
+        topology=topology,
+        num_prefill=prefill,
+        num_decode=decode,
+        transport=transport,
+        host=host,
+        http_port=http_port,
+        grpc_port=grpc_port,
+        bootstrap_port=bootstrap_port,
+    )
     console = Console(stderr=True)
     with running_fleet(options, drain_timeout_s, console, verbose) as fleet:
         print_addresses(Console(), fleet)
