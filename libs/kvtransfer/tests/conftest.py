@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 import uuid
 from collections.abc import Callable, Iterator
 from importlib.util import module_from_spec, spec_from_file_location
@@ -141,13 +142,15 @@ def tcp() -> Iterator[House]:
 
 @pytest.fixture
 def shared_memory_is_clean() -> Iterator[None]:
-    """No segment that was not there before is left."""
+    """No segment stays that nobody is attached to (other programs of this machine come and go meanwhile)."""
 
-    def segments() -> set[str]:
-        posix = {name for name in os.listdir("/dev/shm") if "ucx" in name}
-        sysv = {line.split()[1] for line in Path("/proc/sysvipc/shm").read_text(encoding="ascii").splitlines()[1:]}
-        return posix | sysv
+    def orphans() -> set[str]:
+        rows = [line.split() for line in Path("/proc/sysvipc/shm").read_text(encoding="ascii").splitlines()[1:]]
+        return {name for name in os.listdir("/dev/shm") if "ucx" in name} | {row[1] for row in rows if row[6] == "0"}
 
-    before = segments()
+    before = orphans()
     yield
-    assert segments() <= before
+    deadline = time.monotonic() + 2
+    while orphans() - before and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert orphans() <= before

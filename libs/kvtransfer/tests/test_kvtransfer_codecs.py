@@ -111,7 +111,7 @@ def test_damaged_invitations_are_refused(invitation: Invitation, data: st.DataOb
 
 @given(st.dictionaries(st.integers(0, 40), st.binary(max_size=60), max_size=14), st.sampled_from([Invitation, Identity]))
 @settings(max_examples=300)
-def test_well_sealed_nonsense_is_refused(fields: dict[int, bytes], kind: type[Invitation] | type[Identity]) -> None:
+def test_well_sealed_nonsense_is_refused(fields: dict[int, bytes], kind: type[Invitation | Identity]) -> None:
     magic = b"BKIV" if kind is Invitation else b"BKID"
     with pytest.raises((InvalidArgument, IncompatiblePeer)):
         kind.decode(seal(magic, 1, fields))

@@ -103,6 +103,8 @@ cdef extern from "link.hpp" namespace "baton":
         int64_t max_put_bytes
     ctypedef enum CLinkState "baton::LinkState":
         pass
+    ctypedef enum CPath "baton::Path":
+        pass
     cdef cppclass CLink "baton::Link":
         CLink(shared_ptr[CQueue] queue, CLinkParams params)
         void connect(int64_t timeout_ns) except +raise_failure nogil
@@ -112,7 +114,7 @@ cdef extern from "link.hpp" namespace "baton":
         CLinkState state()
         const string &transports()
         const string &info()
-        cbool is_mapped()
+        CPath path()
         string failure_text()
 
 cdef extern from "queue.hpp" namespace "baton":
@@ -141,7 +143,8 @@ cdef extern from "receiver.hpp" namespace "baton":
     cdef cppclass CReceiver "baton::Receiver":
         CReceiver(shared_ptr[CContext] context, shared_ptr[CNotices] notices, cbool has_network, cbool shared) except +raise_failure
         const CMemory &bell()
-        shared_ptr[CInbox] open_inbox(uint64_t id, uint64_t nonce, uint32_t num_doorbells) except +raise_failure nogil
+        shared_ptr[CInbox] open_inbox(uint64_t id, uint64_t nonce, uint32_t num_doorbells, shared_ptr[CMemory] pool,
+                                      shared_ptr[CMemory] scratch) except +raise_failure nogil
         void armed() nogil
         void shut(const shared_ptr[CInbox] &inbox) nogil
         void forget(const shared_ptr[CInbox] &inbox) nogil
@@ -310,8 +313,9 @@ cdef class Link:
         return self.ptr.get().info().decode()
 
     @property
-    def is_mapped(self):
-        return self.ptr.get().is_mapped()
+    def path(self):
+        """0: stores, 1: puts, 2: messages."""
+        return <int>self.ptr.get().path()
 
     @property
     def failure(self):
@@ -449,10 +453,10 @@ cdef class Receiver:
     def bell_key(self) -> bytes:
         return (<CMemory *>&self.ptr.get().bell()).pack_key()
 
-    def open_inbox(self, uint64_t inbox_id, uint64_t nonce, uint32_t num_doorbells):
+    def open_inbox(self, uint64_t inbox_id, uint64_t nonce, uint32_t num_doorbells, Memory pool not None, Memory scratch not None):
         cdef Inbox inbox = Inbox.__new__(Inbox)
         with nogil:
-            inbox.ptr = self.ptr.get().open_inbox(inbox_id, nonce, num_doorbells)
+            inbox.ptr = self.ptr.get().open_inbox(inbox_id, nonce, num_doorbells, pool.ptr, scratch.ptr)
         return inbox
 
     def armed(self):

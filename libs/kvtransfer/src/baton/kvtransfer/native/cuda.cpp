@@ -21,6 +21,7 @@ struct Driver {
     Result (*retain)(void **, int) = nullptr;
     Result (*set_current)(void *) = nullptr;
     Result (*event_query)(void *) = nullptr;
+    Result (*copy_to_device)(uint64_t, const void *, size_t) = nullptr;
     Result (*error_name)(Result, const char **) = nullptr;
 
     Driver() {
@@ -34,6 +35,7 @@ struct Driver {
         resolve(library, "cuDevicePrimaryCtxRetain", retain);
         resolve(library, "cuCtxSetCurrent", set_current);
         resolve(library, "cuEventQuery", event_query);
+        resolve(library, "cuMemcpyHtoD_v2", copy_to_device);
         resolve(library, "cuGetErrorName", error_name);
         require("cuInit", init(0));
     }
@@ -77,6 +79,10 @@ void *primary_context(int device) {
 } // namespace
 
 void cuda_bind(int device) { driver().require("cuCtxSetCurrent", driver().set_current(primary_context(device))); }
+
+void cuda_store(uint64_t destination, const char *source, size_t num_bytes) {
+    driver().require("cuMemcpyHtoD", driver().copy_to_device(destination, source, num_bytes));
+}
 
 bool cuda_event_fired(uint64_t event) {
     Result result = driver().event_query(reinterpret_cast<void *>(event));

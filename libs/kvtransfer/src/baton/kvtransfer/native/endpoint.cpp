@@ -95,6 +95,11 @@ std::string RemoteMemory::mapping() const {
 }
 
 std::string Endpoint::transports() const {
+    std::string names = put_transports();
+    return names.empty() ? all_transports() : names;
+}
+
+std::string Endpoint::put_transports() const {
     std::string names;
     std::istringstream lines(info());
     for (std::string line; std::getline(lines, line);) {
@@ -105,7 +110,7 @@ std::string Endpoint::transports() const {
         }
         add_name(names, line.substr(line.rfind(':', slash) + 1, slash - line.rfind(':', slash) - 1));
     }
-    return names.empty() ? all_transports() : names;
+    return names;
 }
 
 std::string Endpoint::all_transports() const {

@@ -4,7 +4,7 @@
 
 namespace baton {
 
-Inbox::Inbox(ContextPtr context, uint64_t id, uint64_t nonce, uint32_t num_doorbells, bool shared)
+Inbox::Inbox(ContextPtr context, uint64_t id, uint64_t nonce, uint32_t num_doorbells, bool shared, bool has_network, MemoryPtr pool, MemoryPtr scratch)
     : id_(id), nonce_(nonce), table_(Memory::allocate(context, sizeof(TableHeader) + size_t(num_doorbells) * sizeof(Slot), shared)),
       armed_(num_doorbells), worker_(std::make_unique<Worker>(context)) {
     auto *memory = reinterpret_cast<char *>(table_->address());
@@ -15,6 +15,10 @@ Inbox::Inbox(ContextPtr context, uint64_t id, uint64_t nonce, uint32_t num_doorb
     header_->nonce = nonce;
     address_ = worker_->address();
     event_fd_ = worker_->event_fd();
+    if (has_network) {
+        auto store = [this](uint64_t slot, const char *bytes) { return store_record(slot, bytes); };
+        writers_ = std::make_unique<Writers>(*worker_, nonce, std::move(pool), std::move(scratch), store);
+    }
     for (uint32_t slot = num_doorbells; slot > 0; --slot) {
         free_.push_back(slot - 1);
     }
@@ -57,6 +61,17 @@ void Inbox::stop_waiting(uint32_t slot) {
     open_.pop_back();
     armed_[slot].is_open = false;
     num_armed_.fetch_sub(1, std::memory_order_relaxed);
+}
+
+// A doorbell that came as a message. False: no such slot.
+bool Inbox::store_record(uint64_t slot, const char *bytes) {
+    if (slot >= armed_.size()) {
+        return false;
+    }
+    Record record;
+    std::memcpy(static_cast<void *>(&record), bytes, sizeof(record));
+    slots_[slot].store(record);
+    return true;
 }
 
 bool Inbox::scan(Look look) {
@@ -106,8 +121,14 @@ std::vector<Record> Inbox::poll() {
 }
 
 InboxCounters Inbox::counters() const {
-    std::lock_guard<std::mutex> lock(mutex_);
-    return counters_;
+    InboxCounters counters;
+    {
+        std::lock_guard<std::mutex> lock(mutex_);
+        counters = counters_;
+    }
+    std::lock_guard<std::mutex> lock(worker_mutex_);
+    counters.num_invalid += writers_ ? writers_->num_invalid() : num_invalid_messages_;
+    return counters;
 }
 
 bool Inbox::progress(unsigned &num_events) {
@@ -116,6 +137,7 @@ bool Inbox::progress(unsigned &num_events) {
         return false;
     }
     num_events = worker_->progress();
+    num_events += writers_ && writers_->step();
     return true;
 }
 
@@ -135,6 +157,10 @@ void Inbox::shut() {
         is_shut_ = true;
     }
     std::lock_guard<std::mutex> lock(worker_mutex_);
+    if (writers_) {
+        num_invalid_messages_ = writers_->num_invalid();
+    }
+    writers_.reset();
     worker_.reset();
 }
 

@@ -4,6 +4,7 @@
 #include "doorbell.hpp"
 #include "memory.hpp"
 #include "worker.hpp"
+#include "writers.hpp"
 
 #include <atomic>
 #include <cstdint>
@@ -27,7 +28,8 @@ class Inbox {
 public:
     static constexpr int FULL = -1, SHUT = -2;
 
-    Inbox(ContextPtr context, uint64_t id, uint64_t nonce, uint32_t num_doorbells, bool shared);
+    // pool, scratch: where messages may be stored. has_network: senders may come over a network.
+    Inbox(ContextPtr context, uint64_t id, uint64_t nonce, uint32_t num_doorbells, bool shared, bool has_network, MemoryPtr pool, MemoryPtr scratch);
 
     uint64_t id() const { return id_; }
     uint64_t nonce() const { return nonce_; }
@@ -65,6 +67,7 @@ private:
     };
     void stop_waiting(uint32_t slot);
     void examine(uint32_t slot, Look look);
+    bool store_record(uint64_t slot, const char *bytes);
 
     const uint64_t id_;
     const uint64_t nonce_;
@@ -82,10 +85,12 @@ private:
     bool told_ = false;
     bool is_shut_ = false;
     InboxCounters counters_;
+    uint64_t num_invalid_messages_ = 0;
     std::atomic<int> num_armed_{0};
 
-    std::mutex worker_mutex_;
+    mutable std::mutex worker_mutex_;
     std::unique_ptr<Worker> worker_;
+    std::unique_ptr<Writers> writers_; // before the worker in destruction
 };
 
 using InboxPtr = std::shared_ptr<Inbox>;

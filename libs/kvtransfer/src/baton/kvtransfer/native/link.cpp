@@ -5,7 +5,6 @@
 #include "copy.hpp"
 #include "cuda.hpp"
 #include "failure.hpp"
-#include "kick.hpp"
 #include "queue.hpp"
 
 #include <chrono>
@@ -135,46 +134,76 @@ void Link::open() {
 }
 
 void Link::greet() {
-    if (table_.mapped() && bell_.mapped()) {
-        header_ = reinterpret_cast<TableHeader *>(table_.mapped());
-        std::memcpy(hello_, table_.mapped(), 2 * sizeof(uint64_t));
-        become_ready();
-    } else if (params_.same_host) {
+    if (!params_.same_host) {
+        say_hello();
+        return;
+    }
+    if (!table_.mapped() || !bell_.mapped()) {
         fail(UCS_ERR_UNREACHABLE, "the receiver's doorbells cannot be mapped over " + endpoint_->transports() + ": shared memory needs sysv or posix");
+        return;
+    }
+    header_ = reinterpret_cast<TableHeader *>(table_.mapped());
+    if (header_->magic != TABLE_MAGIC || header_->nonce != params_.nonce) {
+        header_ = nullptr;
+        fail(UCS_ERR_UNREACHABLE, "the invitation is stale: another inbox is at its address");
+    } else if (!admit_writer()) {
+        fail(UCS_ERR_REJECTED, "the inbox is fenced");
     } else {
-        ucp_request_param_t params = with_callback(on_hello, this);
-        ucs_status_ptr_t request = ucp().ucp_get_nbx(endpoint_->handle(), hello_, sizeof(hello_), table_.address(), table_.key(), &params);
-        if (!UCS_PTR_IS_PTR(request)) {
-            on_hello(nullptr, UCS_PTR_STATUS(request), this);
-        }
+        path_ = pool_.mapped() ? Path::STORES : Path::PUTS;
+        become_ready();
     }
 }
 
-void Link::on_hello(void *request, ucs_status_t status, void *link) {
-    if (request) {
-        ucp().ucp_request_free(request);
+void Link::say_hello() {
+    const std::string address = queue_->worker().address();
+    send_copy(endpoint_->handle(), header(MessageKind::HELLO), address.data(), address.size());
+}
+
+MessageHeader Link::header(MessageKind kind) const {
+    MessageHeader header{};
+    header.kind = kind;
+    header.link = id();
+    header.nonce = params_.nonce;
+    return header;
+}
+
+void Link::on_message(const MessageHeader &header, const char *payload, size_t num_bytes) {
+    switch (header.kind) {
+    case MessageKind::WELCOME:
+        is_welcome_ = true; // the rest outside of UCX's progress
+        break;
+    case MessageKind::REFUSED:
+        fail(UCS_ERR_REJECTED, "the invitation is stale: another inbox is at its address");
+        break;
+    case MessageKind::ACK: {
+        auto found = awaiting_ack_.find(header.ticket);
+        if (found != awaiting_ack_.end()) {
+            WritePtr write = found->second;
+            awaiting_ack_.erase(found);
+            flushed(*write, UCS_OK);
+        } else if (probe_) {
+            probe_->acknowledged(header.ticket);
+        }
+        break;
     }
-    auto *self = static_cast<Link *>(link);
-    if (status == UCS_OK) {
-        self->become_ready();
-    } else {
-        self->fail(status, std::string("the receiver's table could not be read: ") + status_text(status));
+    case MessageKind::DATA:
+        if (probe_) {
+            probe_->arrived(header, payload, num_bytes);
+        }
+        break;
+    default:
+        break;
     }
+}
+
+// The connection stands, so that UCX's choice of transports is final.
+void Link::be_welcomed() {
+    path_ = endpoint_->has_puts() ? Path::PUTS : Path::MESSAGES;
+    become_ready();
 }
 
 void Link::become_ready() {
-    uint64_t magic_and_nonce[2];
-    std::memcpy(magic_and_nonce, hello_, sizeof(magic_and_nonce));
-    if (magic_and_nonce[0] != TABLE_MAGIC || magic_and_nonce[1] != params_.nonce) {
-        fail(UCS_ERR_UNREACHABLE, "the invitation is stale: another inbox is at its address");
-        return;
-    }
-    if (header_ && !admit_writer()) {
-        fail(UCS_ERR_REJECTED, "the inbox is fenced");
-        return;
-    }
-    mapped_ = header_ && pool_.mapped();
-    transports_ = mapped_ ? pool_.mapping() : endpoint_->transports();
+    transports_ = path_ == Path::STORES ? pool_.mapping() : endpoint_->transports();
     info_ = endpoint_->info();
     std::lock_guard<std::mutex> lock(mutex_);
     if (state() == LinkState::CONNECTING) {
@@ -214,6 +243,10 @@ void Link::run_again(const WritePtr &write) {
 bool Link::pump() {
     switch (state()) {
     case LinkState::CONNECTING:
+        if (is_welcome_) {
+            be_welcomed();
+        }
+        break;
     case LinkState::READY:
         break;
     case LinkState::LOST:
@@ -291,8 +324,10 @@ void Link::advance(const WritePtr &write) {
             gated_.push_back(write);
             return;
         }
-        if (stop || (write->finishing_ && write->batches_.empty())) {
+        if (stop) {
             start_flush(*write);
+        } else if (write->finishing_ && write->batches_.empty()) {
+            end_with_doorbell(*write);
         }
     }
     if (write->phase_ == Phase::FLUSHED) {
@@ -309,9 +344,22 @@ void Link::advance(const WritePtr &write) {
     }
 }
 
+// Over messages the receiver itself rings after the last write, which saves a round trip; elsewhere a flush comes first.
+void Link::end_with_doorbell(Write &write) {
+    if (path_ != Path::MESSAGES) {
+        start_flush(write);
+        return;
+    }
+    write.record_.nonce = params_.nonce;
+    seal(write.record_);
+    write.phase_ = Write::Phase::RINGING;
+    ++write.outstanding_;
+    ask(write, MessageKind::RING);
+}
+
 // True when the write should have another turn; false when it has nothing to post now or waits for an event.
 bool Link::post_some(Write &write) {
-    const int64_t max_piece = mapped_ ? DIRECT_PIECE_BYTES : params_.max_put_bytes;
+    const int64_t max_piece = path_ == Path::STORES ? DIRECT_PIECE_BYTES : path_ == Path::MESSAGES ? MESSAGE_BYTES : params_.max_put_bytes;
     int64_t bytes = 0;
     int puts = 0;
     while (!write.batches_.empty()) {
@@ -352,63 +400,89 @@ void Link::put(Write &write, const Span &piece) {
         write.first_post_ns_.store(now_ns(), std::memory_order_relaxed);
     }
     const char *from = reinterpret_cast<const char *>(params_.source->address()) + piece.source;
-    if (mapped_) {
-        store_bytes(pool_.mapped() + piece.destination, from, size_t(piece.length));
-    } else {
-        ucp_request_param_t params = with_callback(on_put, &write);
-        with_memory(params, *params_.source);
-        ucs_status_ptr_t request =
-            ucp().ucp_put_nbx(endpoint_->handle(), from, size_t(piece.length), pool_.address() + uint64_t(piece.destination), pool_.key(), &params);
-        if (UCS_PTR_IS_ERR(request)) {
-            fail(UCS_PTR_STATUS(request), std::string("a put was refused: ") + status_text(UCS_PTR_STATUS(request)));
-        } else if (request) {
-            ++write.outstanding_;
-            ++in_flight_;
-        }
-    }
     write.num_bytes_.fetch_add(piece.length, std::memory_order_relaxed);
+    if (path_ == Path::STORES) {
+        store_bytes(pool_.mapped() + piece.destination, from, size_t(piece.length));
+        return;
+    }
+    ++write.outstanding_;
+    ++in_flight_;
+    if (path_ == Path::MESSAGES) {
+        MessageHeader header = this->header(MessageKind::WRITE);
+        header.target = Target::POOL;
+        header.offset = uint64_t(piece.destination);
+        ++num_written_;
+        send_message(endpoint_->handle(), header, from, size_t(piece.length), params_.source->handle(),
+                     [this, &write](ucs_status_t status) { put_done(write, status); });
+        return;
+    }
+    ucp_request_param_t params = with_callback(on_put, &write);
+    with_memory(params, *params_.source);
+    ucs_status_ptr_t request =
+        ucp().ucp_put_nbx(endpoint_->handle(), from, size_t(piece.length), pool_.address() + uint64_t(piece.destination), pool_.key(), &params);
+    if (!UCS_PTR_IS_PTR(request)) {
+        put_done(write, UCS_PTR_STATUS(request));
+    }
 }
 
 void Link::on_put(void *request, ucs_status_t status, void *write) {
     ucp().ucp_request_free(request);
     auto *self = static_cast<Write *>(write);
-    --self->outstanding_;
-    --self->link_->in_flight_;
+    self->link_->put_done(*self, status);
+}
+
+void Link::put_done(Write &write, ucs_status_t status) {
+    --write.outstanding_;
+    --in_flight_;
     if (status != UCS_OK) {
-        self->link_->fail(status, std::string("a put failed: ") + status_text(status));
+        fail(status, std::string("a write failed: ") + status_text(status));
     }
 }
 
+// Everything posted so far is to be in place; then the phase moves on.
 void Link::start_flush(Write &write) {
     const bool ringing = write.phase_ == Write::Phase::FLUSHED;
-    const auto next = ringing ? Write::Phase::RUNG : Write::Phase::FLUSHED;
-    if (mapped_) {
-        store_fence();
-        write.phase_ = next;
-        return;
-    }
     write.phase_ = ringing ? Write::Phase::RINGING : Write::Phase::FLUSHING;
-    ucp_request_param_t params = with_callback(on_flush, &write);
-    ucs_status_ptr_t request = ucp().ucp_ep_flush_nbx(endpoint_->handle(), &params);
-    if (UCS_PTR_IS_ERR(request)) {
-        fail(UCS_PTR_STATUS(request), std::string("a flush was refused: ") + status_text(UCS_PTR_STATUS(request)));
-    } else if (request) {
-        ++write.outstanding_;
+    ++write.outstanding_;
+    if (path_ == Path::STORES) {
+        store_fence();
+        flushed(write, UCS_OK);
+    } else if (path_ == Path::MESSAGES) {
+        ask(write, MessageKind::FLUSH);
     } else {
-        write.phase_ = next;
+        ucp_request_param_t params = with_callback(on_flush, &write);
+        ucs_status_ptr_t request = ucp().ucp_ep_flush_nbx(endpoint_->handle(), &params);
+        if (!UCS_PTR_IS_PTR(request)) {
+            flushed(write, UCS_PTR_STATUS(request));
+        }
     }
+}
+
+// The receiver answers when it has stored all writes before; for RING it stores the doorbell then.
+void Link::ask(Write &write, MessageKind kind) {
+    MessageHeader header = this->header(kind);
+    header.number = num_written_;
+    header.ticket = next_ticket_++;
+    header.offset = write.slot_;
+    awaiting_ack_.emplace(header.ticket, write.shared_from_this());
+    const bool rings = kind == MessageKind::RING;
+    send_copy(endpoint_->handle(), header, rings ? &write.record_ : nullptr, rings ? sizeof(Record) : 0);
 }
 
 void Link::on_flush(void *request, ucs_status_t status, void *write) {
     ucp().ucp_request_free(request);
     auto *self = static_cast<Write *>(write);
-    --self->outstanding_;
+    self->link_->flushed(*self, status);
+}
+
+void Link::flushed(Write &write, ucs_status_t status) {
+    --write.outstanding_;
     if (status != UCS_OK) {
-        self->link_->fail(status, std::string("a flush failed: ") + status_text(status));
+        fail(status, std::string("a flush failed: ") + status_text(status));
         return;
     }
-    self->phase_ = self->phase_ == Write::Phase::RINGING ? Write::Phase::RUNG : Write::Phase::FLUSHED;
-    self->link_->run_again(self->shared_from_this());
+    write.phase_ = write.phase_ == Write::Phase::RINGING ? Write::Phase::RUNG : Write::Phase::FLUSHED;
+    run_again(write.shared_from_this());
 }
 
 void Link::ring_doorbell(Write &write) {
@@ -422,15 +496,12 @@ void Link::ring_doorbell(Write &write) {
         return;
     }
     const uint64_t address = table_.address() + sizeof(TableHeader) + uint64_t(write.slot_) * sizeof(Slot);
+    ++write.outstanding_;
+    ++in_flight_;
     ucp_request_param_t params = with_callback(on_put, &write);
     ucs_status_ptr_t request = ucp().ucp_put_nbx(endpoint_->handle(), &write.record_, sizeof(Record), address, table_.key(), &params);
-    if (UCS_PTR_IS_ERR(request)) {
-        fail(UCS_PTR_STATUS(request), std::string("the doorbell was refused: ") + status_text(UCS_PTR_STATUS(request)));
-        return;
-    }
-    if (request) {
-        ++write.outstanding_;
-        ++in_flight_;
+    if (!UCS_PTR_IS_PTR(request)) {
+        put_done(write, UCS_PTR_STATUS(request));
     }
     start_flush(write);
 }
@@ -439,8 +510,8 @@ void Link::finalize(const WritePtr &write, WriteState state, int status, const s
     if (write->phase_ == Write::Phase::FINAL) {
         return;
     }
-    if (state == WriteState::DONE && !header_) {
-        kick(endpoint_->handle());
+    if (state == WriteState::DONE && !header_ && path_ == Path::PUTS) {
+        send_copy(endpoint_->handle(), header(MessageKind::KICK));
     }
     write->phase_ = Write::Phase::FINAL;
     write->batches_.clear();
@@ -496,6 +567,10 @@ bool Link::settle() {
             probe_->fail(failure_status_, failure_text());
         }
         endpoint_.reset();
+        for (const auto &entry : awaiting_ack_) {
+            --entry.second->outstanding_; // no answer will come
+        }
+        awaiting_ack_.clear();
         worked = true;
     }
     std::vector<WritePtr> still;

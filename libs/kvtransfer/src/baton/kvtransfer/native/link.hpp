@@ -3,6 +3,7 @@
 
 #include "endpoint.hpp"
 #include "memory.hpp"
+#include "message.hpp"
 #include "probe.hpp"
 #include "write.hpp"
 
@@ -33,6 +34,13 @@ struct LinkParams {
     int64_t max_put_bytes = 16 << 20;
 };
 
+// How the bytes get there.
+enum class Path : int {
+    STORES = 0,   // the receiver's memory is mapped here: plain stores
+    PUTS = 1,     // the transport has puts of its own (cma, CUDA IPC, RDMA)
+    MESSAGES = 2, // it has none (tcp): see message.hpp
+};
+
 enum class LinkState : int { CONNECTING = 0, READY = 1, LOST = 2, CLOSED = 3 };
 
 class Link : public std::enable_shared_from_this<Link> {
@@ -55,12 +63,13 @@ public:
     // Valid after connect.
     const std::string &transports() const { return transports_; }
     const std::string &info() const { return info_; }
-    bool is_mapped() const { return mapped_; }
+    Path path() const { return path_; }
     uint32_t num_doorbells() const { return params_.num_doorbells; }
     std::string failure_text() const;
 
     // --- the queue's thread ---
     void open();
+    void on_message(const MessageHeader &header, const char *payload, size_t num_bytes);
     void start_closing();
     bool is_closing() const { return closing_; }
     void look_at(const WritePtr &write);
@@ -76,9 +85,12 @@ private:
     friend class Probe;
     static void on_put(void *request, ucs_status_t status, void *write);
     static void on_flush(void *request, ucs_status_t status, void *write);
-    static void on_hello(void *request, ucs_status_t status, void *link);
+    void flushed(Write &write, ucs_status_t status);
+    void end_with_doorbell(Write &write);
 
     void greet();
+    void say_hello();
+    void be_welcomed();
     void become_ready();
     bool admit_writer();
     bool try_gated();
@@ -89,6 +101,9 @@ private:
     void put(Write &write, const Span &piece);
     void start_flush(Write &write);
     void ring_doorbell(Write &write);
+    void ask(Write &write, MessageKind kind);
+    MessageHeader header(MessageKind kind) const;
+    void put_done(Write &write, ucs_status_t status);
     void finalize(const WritePtr &write, WriteState state, int status, const std::string &text);
     void run_again(const WritePtr &write);
     bool close_step();
@@ -101,7 +116,7 @@ private:
     std::atomic<int> state_{int(LinkState::CONNECTING)};
     std::string transports_, info_, failure_;
     int failure_status_ = 0;
-    bool mapped_ = false; // pool, table and bell can be stored into directly
+    Path path_ = Path::PUTS;
     mutable std::mutex mutex_; // for waiters, and begin against close
     std::condition_variable changed_;
     bool refusing_ = false;         // begin says no (guarded by mutex_)
@@ -112,7 +127,10 @@ private:
     RemoteMemory pool_, table_, bell_, scratch_;
     TableHeader *header_ = nullptr; // in the receiver's memory, when mapped
     bool counted_ = false;          // as opened in the header
-    alignas(64) char hello_[64];
+    bool is_welcome_ = false;       // the receiver answered the greeting
+    uint64_t num_written_ = 0;      // messages of kind WRITE
+    std::unordered_map<uint64_t, WritePtr> awaiting_ack_; // by ticket
+    uint64_t next_ticket_ = 1;
     int in_flight_ = 0;
     std::unordered_map<uint64_t, WritePtr> open_;
     std::deque<WritePtr> runnable_;

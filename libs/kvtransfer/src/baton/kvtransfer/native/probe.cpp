@@ -13,6 +13,7 @@ namespace baton {
 namespace {
 
 constexpr int WINDOW = 16;
+constexpr uint64_t TICKET = ~0ull; // of the probe under way; writes count from 1
 constexpr int64_t MEASURED_BYTES = 64 << 20;
 constexpr int MAX_COUNT = 64;
 
@@ -38,11 +39,12 @@ bool Probe::step(Link &link) {
         posted_ = 0;
         start_ns_ = now_ns();
     }
-    if (posted_ < count_ && outstanding_ < WINDOW) {
+    const int window = link.path_ == Path::MESSAGES && !is_write_ ? 1 : WINDOW; // pulls are told apart by their bytes only
+    if (posted_ < count_ && outstanding_ < window) {
         post(link);
         return true;
     }
-    if (posted_ == count_) {
+    if (posted_ == count_ && (is_write_ || outstanding_ == 0)) {
         flush(link);
         return true;
     }
@@ -52,40 +54,98 @@ bool Probe::step(Link &link) {
 void Probe::post(Link &link) {
     char *local = reinterpret_cast<char *>(local_->address());
     ++posted_;
-    if (link.mapped_ && link.scratch_.mapped()) {
+    if (link.path_ == Path::MESSAGES) {
+        post_messages(link);
+    } else if (link.path_ == Path::STORES && link.scratch_.mapped()) {
         is_write_ ? store_bytes(link.scratch_.mapped(), local, size_t(num_bytes_)) : store_bytes(local, link.scratch_.mapped(), size_t(num_bytes_));
+    } else {
+        post_put(link);
+    }
+}
+
+void Probe::post_messages(Link &link) {
+    const auto endpoint = link.endpoint_->handle();
+    if (!is_write_) {
+        MessageHeader pull = link.header(MessageKind::PULL);
+        pull.number = uint64_t(num_bytes_);
+        pull.ticket = TICKET;
+        ++outstanding_;
+        send_copy(endpoint, pull);
         return;
     }
+    for (int64_t offset = 0; offset < num_bytes_; offset += MESSAGE_BYTES) {
+        MessageHeader write = link.header(MessageKind::WRITE);
+        write.target = Target::SCRATCH;
+        write.offset = uint64_t(offset);
+        ++link.num_written_;
+        ++outstanding_;
+        const char *from = reinterpret_cast<const char *>(local_->address()) + offset;
+        send_message(endpoint, write, from, size_t(std::min(MESSAGE_BYTES, num_bytes_ - offset)), local_->handle(),
+                     [this](ucs_status_t status) { put_done(status); });
+    }
+}
+
+void Probe::post_put(Link &link) {
+    char *local = reinterpret_cast<char *>(local_->address());
     ucp_request_param_t params{};
     params.op_attr_mask = UCP_OP_ATTR_FIELD_CALLBACK | UCP_OP_ATTR_FIELD_USER_DATA | UCP_OP_ATTR_FIELD_MEMH;
-    params.cb.send = on_done;
+    params.cb.send = on_put;
     params.user_data = this;
     params.memh = local_->handle();
     const auto endpoint = link.endpoint_->handle();
     const auto &remote = link.scratch_;
+    ++outstanding_;
     ucs_status_ptr_t request = is_write_ ? ucp().ucp_put_nbx(endpoint, local, size_t(num_bytes_), remote.address(), remote.key(), &params)
                                          : ucp().ucp_get_nbx(endpoint, local, size_t(num_bytes_), remote.address(), remote.key(), &params);
-    if (UCS_PTR_IS_ERR(request)) {
-        fail(UCS_PTR_STATUS(request), status_text(UCS_PTR_STATUS(request)));
-    } else if (request) {
-        ++outstanding_;
+    if (!UCS_PTR_IS_PTR(request)) {
+        put_done(UCS_PTR_STATUS(request));
     }
 }
 
-void Probe::on_done(void *request, ucs_status_t status, void *probe) {
+void Probe::on_put(void *request, ucs_status_t status, void *probe) {
     ucp().ucp_request_free(request);
-    auto *self = static_cast<Probe *>(probe);
-    --self->outstanding_;
+    static_cast<Probe *>(probe)->put_done(status);
+}
+
+void Probe::put_done(ucs_status_t status) {
+    --outstanding_;
     if (status != UCS_OK) {
-        self->fail(status, status_text(status));
+        fail(status, status_text(status));
+    }
+}
+
+void Probe::arrived(const MessageHeader &header, const char *payload, size_t num_bytes) {
+    if (header.ticket != TICKET || is_write_ || header.offset > uint64_t(num_bytes_) || num_bytes > uint64_t(num_bytes_) - header.offset) {
+        return;
+    }
+    store_bytes(reinterpret_cast<char *>(local_->address()) + header.offset, payload, num_bytes);
+    pulled_bytes_ += int64_t(num_bytes);
+    if (pulled_bytes_ >= num_bytes_) {
+        pulled_bytes_ -= num_bytes_;
+        --outstanding_;
+    }
+}
+
+void Probe::acknowledged(uint64_t ticket) {
+    if (flushing_ && ticket == TICKET) {
+        --outstanding_;
+        finish();
     }
 }
 
 void Probe::flush(Link &link) {
     flushing_ = true;
-    if (link.mapped_) {
+    if (link.path_ == Path::STORES) {
         store_fence();
         finish();
+        return;
+    }
+    if (link.path_ == Path::MESSAGES) {
+        MessageHeader ask = link.header(MessageKind::FLUSH);
+        ask.number = link.num_written_;
+        ask.ticket = TICKET;
+        ++outstanding_;
+        send_copy(link.endpoint_->handle(), ask);
         return;
     }
     ucp_request_param_t params{};

@@ -2,6 +2,7 @@
 #pragma once
 
 #include "memory.hpp"
+#include "message.hpp"
 
 #include <condition_variable>
 #include <mutex>
@@ -19,14 +20,20 @@ public:
     bool step(Link &link);
     void fail(int status, const std::string &text);
     bool is_done() const { return done_; }
+    // Answers to its messages.
+    void acknowledged(uint64_t ticket);
+    void arrived(const MessageHeader &header, const char *payload, size_t num_bytes);
 
     // The caller: GB/s. Throws Failure.
     double wait(int64_t timeout_ns);
 
 private:
-    static void on_done(void *request, ucs_status_t status, void *probe);
+    static void on_put(void *request, ucs_status_t status, void *probe);
     static void on_flushed(void *request, ucs_status_t status, void *probe);
     void post(Link &link);
+    void post_messages(Link &link);
+    void post_put(Link &link);
+    void put_done(ucs_status_t status);
     void flush(Link &link);
     void finish();
 
@@ -36,6 +43,7 @@ private:
     int count_;
     int posted_ = 0;
     int outstanding_ = 0;
+    int64_t pulled_bytes_ = 0; // of the pull under way
     bool warm_ = false; // the first put is not counted: it may set things up
     bool flushing_ = false;
     int64_t start_ns_ = 0;

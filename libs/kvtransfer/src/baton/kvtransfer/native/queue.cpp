@@ -36,6 +36,7 @@ Queue::Queue(ContextPtr context, std::shared_ptr<Notices> notices, int spin_us)
         cuda_bind(context_->device());
     }
     worker_ = std::make_unique<Worker>(context_);
+    check("ucp_worker_set_am_recv_handler", listen(worker_->handle(), this));
     wake_fd_ = eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC);
     epoll_fd_ = epoll_create1(EPOLL_CLOEXEC);
     if (wake_fd_ < 0 || epoll_fd_ < 0) {
@@ -102,6 +103,15 @@ void Queue::attach(const LinkPtr &link) {
     num_links_.store(int(links_.size()), std::memory_order_relaxed);
     if (link->pidfd() >= 0) {
         watch(epoll_fd_, link->pidfd(), link->id());
+    }
+}
+
+void Queue::on_message(const MessageHeader &header, const char *payload, size_t num_bytes) {
+    for (const auto &link : links_) {
+        if (link->id() == header.link) {
+            link->on_message(header, payload, num_bytes);
+            return;
+        }
     }
 }
 

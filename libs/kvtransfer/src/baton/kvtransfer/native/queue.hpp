@@ -13,11 +13,11 @@
 
 namespace baton {
 
-class Queue {
+class Queue : public MessageSink {
 public:
     Queue(ContextPtr context, std::shared_ptr<Notices> notices, int spin_us);
     // Closes its links and joins the thread.
-    ~Queue();
+    ~Queue() override;
     Queue(const Queue &) = delete;
     Queue &operator=(const Queue &) = delete;
 
@@ -28,6 +28,7 @@ public:
     void stop();
 
     // The queue's thread.
+    void on_message(const MessageHeader &header, const char *payload, size_t num_bytes) override;
     Worker &worker() { return *worker_; }
     Notices &notices() { return *notices_; }
     void attach(const LinkPtr &link);

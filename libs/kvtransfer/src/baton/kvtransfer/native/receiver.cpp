@@ -48,8 +48,8 @@ Receiver::~Receiver() {
     }
 }
 
-InboxPtr Receiver::open_inbox(uint64_t id, uint64_t nonce, uint32_t num_doorbells) {
-    auto inbox = std::make_shared<Inbox>(context_, id, nonce, num_doorbells, shared_);
+InboxPtr Receiver::open_inbox(uint64_t id, uint64_t nonce, uint32_t num_doorbells, MemoryPtr pool, MemoryPtr scratch) {
+    auto inbox = std::make_shared<Inbox>(context_, id, nonce, num_doorbells, shared_, has_network_, std::move(pool), std::move(scratch));
     std::lock_guard<std::mutex> lock(mutex_);
     inboxes_.push_back(inbox);
     if (has_network_) {

@@ -21,7 +21,7 @@ public:
     Receiver &operator=(const Receiver &) = delete;
 
     const Memory &bell() const { return *bell_memory_; }
-    InboxPtr open_inbox(uint64_t id, uint64_t nonce, uint32_t num_doorbells);
+    InboxPtr open_inbox(uint64_t id, uint64_t nonce, uint32_t num_doorbells, MemoryPtr pool, MemoryPtr scratch);
     // A doorbell was armed: the backstop must be running.
     void armed();
     // Takes the inbox out of the threads' hands and shuts it.

@@ -1,7 +1,6 @@
 #include "worker.hpp"
 
 #include "failure.hpp"
-#include "kick.hpp"
 
 namespace baton {
 
@@ -11,9 +10,6 @@ Worker::Worker(ContextPtr context) : context_(std::move(context)) {
     params.thread_mode = UCS_THREAD_MODE_SERIALIZED;
     check("ucp_worker_create", ucp().ucp_worker_create(context_->handle(), &params, &handle_));
     ucs_status_t status = ucp().ucp_worker_get_efd(handle_, &event_fd_);
-    if (status == UCS_OK) {
-        status = accept_kicks(handle_);
-    }
     if (status != UCS_OK) {
         ucp().ucp_worker_destroy(handle_);
         check("ucp_worker_get_efd", status);

@@ -84,7 +84,7 @@ class UcxAgent(Agent):
         with self._lock:
             receiver = self._receiving_side()
             inbox_id, nonce = next(self._ids), secrets.randbits(63) | 1
-            native = receiver.open_inbox(inbox_id, nonce, num_doorbells)
+            native = receiver.open_inbox(inbox_id, nonce, num_doorbells, region.primary, self._scratch_memory())
             inbox = UcxInbox(
                 sender_id,
                 native,
@@ -108,7 +108,7 @@ class UcxAgent(Agent):
         path = self._path_to(invited)
         with self._lock:
             side = self._sending_side(path)
-            link_id = next(self._ids)
+            link_id = secrets.randbits(63) | 1  # receivers tell the links of all senders apart by it
         pidfd = self._watch(invited) if path == options.SHM else -1
         link = _native.Link(
             side.pick_queue(),
@@ -196,8 +196,12 @@ class UcxAgent(Agent):
         context = self._open_context()
         if self._receiver is None:
             self._receiver = _native.Receiver(context, self._notices, self._config.transport != "shm", self._is_shared)
-            self._scratch = _native.Memory.allocate(context, max(self._config.probe_bytes, 1), self._is_shared)
         return self._receiver
+
+    def _scratch_memory(self) -> _native.Memory:
+        if self._scratch is None:
+            self._scratch = _native.Memory.allocate(self._context, max(self._config.probe_bytes, 1), self._is_shared)
+        return self._scratch
 
     def _sending_side(self, path: str) -> SendingSide:
         context = self._open_context()
@@ -207,9 +211,7 @@ class UcxAgent(Agent):
         return self._sides[path]
 
     def _invite(self, sender_id: str, region: UcxRegion, receiver: _native.Receiver, native: _native.Inbox, nonce: int, num_doorbells: int) -> bytes:
-        assert self._scratch is not None  # made with the receiver
-        pool = region.primary
-        scratch_bytes = self._config.probe_bytes
+        pool, scratch = region.primary, self._scratch_memory()
         return Invitation(
             backend="ucx",
             transport=self._config.transport,
@@ -221,7 +223,7 @@ class UcxAgent(Agent):
             pool=Window(pool.address, pool.num_bytes, pool.pack_key()),
             table=Window(native.table_address, native.table_bytes, native.table_key()),
             bell=Window(receiver.bell_address, receiver.bell_bytes, receiver.bell_key()),
-            scratch=Window(self._scratch.address, scratch_bytes, self._scratch.pack_key()),
+            scratch=Window(scratch.address, self._config.probe_bytes, scratch.pack_key()),
             fingerprint=self._config.fingerprint,
         ).encode()
 
