@@ -18,14 +18,10 @@ class DecodeSettings(ServiceSettings):
 
     service: ClassVar[str] = "decode"
     listen: ListenSettings = ListenSettings(port=8004)
-    role: Literal["decode", "plain"] = Field(
-        default="decode", description="decode: prompts come from prefill servers; plain: it does both halves."
-    )
+    role: Literal["decode", "plain"] = Field(default="decode", description="decode: prompts come from prefill servers; plain: it does both halves.")
     engine: EngineSettings
     transfer: TransferSettings = TransferSettings()
-    digest: Literal["off", "sample", "all"] = Field(
-        default="off", description="Whose landed pages are compared with what was sent."
-    )
+    digest: Literal["off", "sample", "all"] = Field(default="off", description="Whose landed pages are compared with what was sent.")
     link_wait_s: float = Field(default=5.0, gt=0, description="Seconds that a room may wait for a session with its prefill server.")
     revoke_timeout_s: float = Field(default=5.0, gt=0, description="Seconds until pages whose writer does not answer a revoke count as quarantined.")
     peer_linger_s: float = Field(default=60.0, ge=0, description="Seconds that a prefill server which no gateway names any more stays connected.")
