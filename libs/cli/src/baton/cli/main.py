@@ -26,3 +26,7 @@ def app() -> None:
         sys.exit(1)
     except StopAskedError:
         sys.exit(130)
+
+
+if __name__ == "__main__":
+    app()
