@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -17,6 +18,17 @@ ALIGNMENT = 64
 def buffer_at(address: int, num_bytes: int) -> memoryview:
     """A writable view of foreign memory. The caller keeps that memory alive for as long as the view or a pool over it is used."""
     return memoryview((ctypes.c_ubyte * num_bytes).from_address(address)).cast("B")
+
+
+@dataclass(frozen=True, slots=True)
+class Writes:
+    """Where a step's keys and values go.
+
+    scattered: [n] int64, the slots of the first n rows, one by one (decode rows). runs: (first row, first slot, count) of all others.
+    """
+
+    scattered: Tensor
+    runs: list[tuple[int, int, int]]
 
 
 class KVPool:
@@ -35,9 +47,14 @@ class KVPool:
         self.planes = flat.view(layout.num_layers, 2, num_slots, layout.num_kv_heads, layout.head_dim)
         self.layers: tuple[Tensor, ...] = self.planes.unbind(0)
 
-    def write(self, layer: int, slots: Tensor, keys_values: Tensor) -> None:
-        """keys_values [tokens, 2, kv heads, head dim] into `slots` [tokens] int64."""
-        self.layers[layer].index_copy_(1, slots, keys_values.transpose(0, 1))
+    def write(self, layer: int, writes: Writes, keys_values: Tensor) -> None:
+        """keys_values [rows, 2, kv heads, head dim], all rows of a step, into the slots that `writes` gives them."""
+        planes, source = self.layers[layer], keys_values.transpose(0, 1)
+        num_scattered = len(writes.scattered)
+        if num_scattered:
+            planes.index_copy_(1, writes.scattered, source[:, :num_scattered])
+        for row, slot, count in writes.runs:
+            planes[:, slot : slot + count].copy_(source[:, row : row + count])
 
 
 def _foreign(buffer: memoryview, layout: KVLayout, dtype: torch.dtype) -> Tensor:
