@@ -49,7 +49,7 @@ def test_a_bar_stays_on_its_line(start_ms: float, duration_ms: float, total_ms: 
 def test_facts_carry_units_and_the_rate(report: inference_pb2.RoomReport) -> None:
     named = dict(facts(report))
     assert named["KV bytes moved"] == "8,000,000 (7.63 MiB)"
-    assert named["transfer"] == "4.00 ms, 2.00 GB/s"
+    assert named["first put to flush"] == "4.00 ms, 2.00 GB/s (the prefill runs meanwhile)"
     assert (named["puts"], named["transport"], named["TTFT"], named["mean ITL"]) == ("60", "shm", "21.0 ms", "9.50 ms")
     assert named["digest"] == "equal on both sides"
 
@@ -59,7 +59,8 @@ def test_what_was_not_measured_is_said(report: inference_pb2.RoomReport) -> None
     report.transfer.digest_checked = False
     report.usage.completion_tokens = 1
     named = dict(facts(report))
-    assert (named["transfer"], named["digest"], named["mean ITL"]) == ("0.00 ms, - (no time was measured)", "not checked", "- (one token)")
+    assert named["first put to flush"].startswith("0.00 ms, - (no time was measured)")
+    assert (named["digest"], named["mean ITL"]) == ("not checked", "- (one token)")
     report.ClearField("transfer")
     assert dict(facts(report))["KV moved"].startswith("none")
 
@@ -69,5 +70,6 @@ def test_without_a_terminal_it_is_plain_text(report: inference_pb2.RoomReport) -
     print_report(Console(file=out), report)
     lines = out.getvalue().splitlines()
     assert "\x1b" not in out.getvalue()
+    assert all(line == line.rstrip() for line in lines)
     assert any(line.split()[:3] == ["TRANSFERRING", "20.0", "20.0"] for line in lines)
     assert any(line.split() == ["KV", "bytes", "moved", "8,000,000", "(7.63", "MiB)"] for line in lines)

@@ -59,24 +59,36 @@ def facts(report: inference_pb2.RoomReport) -> list[tuple[str, str]]:
 
 
 def transfer_facts(transfer: inference_pb2.TransferReport) -> list[tuple[str, str]]:
+    # The window opens with the first layer's put, so while the prompt is computed it is the prefill that sets the pace, not the path.
     rate = f"{transfer.bytes / transfer.duration_ms / 1e6:.2f} GB/s" if transfer.duration_ms > 0 else "- (no time was measured)"
     return [
         ("KV bytes moved", f"{transfer.bytes:,} ({transfer.bytes / 2**20:.2f} MiB)"),
         ("puts", str(transfer.puts)),
         ("transport", transfer.transport),
-        ("transfer", f"{transfer.duration_ms:.2f} ms, {rate}"),
-        ("of it after the last layer", f"{transfer.exposed_ms:.2f} ms"),
+        ("first put to flush", f"{transfer.duration_ms:.2f} ms, {rate} (the prefill runs meanwhile)"),
+        ("after the last layer", f"{transfer.exposed_ms:.2f} ms"),
         ("digest", "equal on both sides" if transfer.digest_checked else "not checked"),
     ]
 
 
 def print_report(console: Console, report: inference_pb2.RoomReport) -> None:
     """Prints both tables; without a terminal as plain aligned text."""
-    if not console.is_terminal:
-        console.width = max(console.width, MIN_WIDTH)
-    states = Table(box=None, pad_edge=False, title=f"room {report.room}", title_justify="left")
-    for column, justify in (("state", "left"), ("from ms", "right"), ("ms", "right"), ("", "left")):
-        states.add_column(column, justify="right" if justify == "right" else "left", no_wrap=True)
+    if console.is_terminal:
+        _print_tables(console, report)
+        return
+    plain = Console(width=MIN_WIDTH, no_color=True, force_terminal=False)
+    with plain.capture() as captured:
+        _print_tables(plain, report)
+    for line in captured.get().splitlines():
+        console.out(line.rstrip(), highlight=False)
+
+
+def _print_tables(console: Console, report: inference_pb2.RoomReport) -> None:
+    states = Table(box=None, pad_edge=False, title=f"room {report.room}", title_justify="left", title_style="bold")
+    states.add_column("state", no_wrap=True)
+    states.add_column("from ms", justify="right", no_wrap=True)
+    states.add_column("ms", justify="right", no_wrap=True)
+    states.add_column("", no_wrap=True)
     for row in state_rows(report):
         states.add_row(row.name, f"{row.start_ms:.1f}", f"{row.duration_ms:.1f}", Text(row.bar, style="cyan"))
     others = Table(box=None, pad_edge=False, show_header=False)
