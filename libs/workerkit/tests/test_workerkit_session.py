@@ -243,3 +243,17 @@ async def test_direct_requests_are_refused_with_the_way_to_the_gateway(bench, ga
             with pytest.raises(grpc.aio.AioRpcError, match=r"gate\.example:50060") as caught:
                 await stub.ListModels(inference_pb2.ListModelsRequest())
             assert failure_from_error(caught.value, origin=common_pb2.ORIGIN_CLIENT, cause="?").cause == "direct_request"
+
+
+async def test_sessions_end_after_their_last_report(bench, gateway_type) -> None:
+    async with gateway_type(bench) as gateway:
+        await gateway.start(1, max_tokens=2)
+        await gateway.read_until(1, "finished")
+        await gateway.start(0)
+        await gateway.read_until(0, "failed")
+        await gateway.start(2, max_tokens=2)
+        assert await bench.front.wait_idle(5)
+        bench.front.end_sessions()
+        with pytest.raises(AssertionError, match="the stream ended"):
+            await gateway.read_until(3, "never")
+        assert await gateway.call.code() is grpc.StatusCode.OK

@@ -59,6 +59,13 @@ class Server:
     def log(self) -> str:
         return self.log_path.read_text()
 
+    async def until_logged(self, *words: str, timeout_s: float = 30.0) -> None:
+        """Waits for a line that has all of `words`."""
+        deadline = time.monotonic() + timeout_s
+        while not any(all(word in line for word in words) for line in self.log.splitlines()):
+            assert time.monotonic() < deadline, f"{words} not logged:\n{self.log[-6000:]}"
+            await asyncio.sleep(0.05)
+
     @property
     def address(self) -> str:
         return str(self.record["addresses"]["grpc"])
@@ -185,22 +192,18 @@ class Leg:
         info: worker_pb2.WorkerInfo = await self.stub.Describe(worker_pb2.DescribeRequest(), timeout=10)
         return info
 
+    async def until_load(self, holds: Callable[[worker_pb2.WorkerLoad], bool], what: str, timeout_s: float) -> None:
+        deadline = time.monotonic() + timeout_s
+        while not holds(load := (await self.describe()).load):
+            assert time.monotonic() < deadline, f"{self.server.service}: not {what} within {timeout_s} s:\n{load}\n{self.server.log[-6000:]}"
+            await asyncio.sleep(0.02)
+
     async def until_free(self, timeout_s: float = 10.0) -> None:
         """Waits until every page of the pool is free and no room is open."""
-        try:
-            async with asyncio.timeout(timeout_s):
-                while True:
-                    load = (await self.describe()).load
-                    if load.free_pages == load.total_pages and load.rooms == 0:
-                        return
-                    await asyncio.sleep(0.02)
-        except TimeoutError:
-            raise AssertionError(f"{self.server.service} pages are not free:\n{load}\n{self.server.log[-6000:]}") from None
+        await self.until_load(lambda load: load.free_pages == load.total_pages and load.rooms == 0, "all pages free", timeout_s)
 
-    async def until_quarantined(self, num_pages: int, timeout_s: float = 25.0) -> None:
-        async with asyncio.timeout(timeout_s):
-            while (await self.describe()).load.quarantined_pages != num_pages:
-                await asyncio.sleep(0.02)
+    async def until_quarantined(self, num_pages: int, timeout_s: float = 10.0) -> None:
+        await self.until_load(lambda load: load.quarantined_pages == num_pages, f"{num_pages} pages quarantined", timeout_s)
 
     async def _read(self) -> None:
         try:
@@ -243,9 +246,8 @@ class Pair:
     async def connect(self) -> None:
         """Tells decode its peer, and waits until the two are connected."""
         await self.decode.send(peers=worker_pb2.Peers(bootstrap_addresses=[self.prefill.server.bootstrap]))
-        async with asyncio.timeout(30):
-            while f'"address": "{self.prefill.server.bootstrap}"' not in self.decode.server.log or "prefill connected" not in self.decode.server.log:
-                await asyncio.sleep(0.05)
+        server = self.decode.server
+        await server.until_logged("prefill connected", self.prefill.server.instance_id)
 
     async def start_prefill(self, room: int, prompt: list[int], max_tokens: int, decode_instance_id: str | None = None, **more: Any) -> Room:
         leg = worker_pb2.PrefillLeg(decode_instance_id=decode_instance_id or self.decode.server.instance_id)

@@ -109,6 +109,11 @@ class WorkerFront:
         for entry in self._rooms.all():
             self._abort(entry, Failure("UNAVAILABLE", self._origin, cause, message))
 
+    def end_sessions(self) -> None:
+        """Ends every gateway's stream after its last report."""
+        for session in self._sessions:
+            session.end()
+
     async def close(self) -> None:
         """Stops the timers and the engine's thread. Rooms must be over, or they are dropped."""
         self._reaper.close()

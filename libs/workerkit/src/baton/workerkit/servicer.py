@@ -75,8 +75,7 @@ class WorkerServicer(worker_pb2_grpc.WorkerServicer):
                     log.warning("command of an unknown kind ignored", gateway_id=session.gateway_id)
 
     async def _write(self, session: GatewaySession, context: Context) -> None:
-        while True:
-            report = await session.next_report()
+        while (report := await session.next_report()) is not None:
             with contextlib.suppress(asyncio.InvalidStateError):
                 await context.write(report)
 

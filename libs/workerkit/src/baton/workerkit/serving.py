@@ -59,6 +59,7 @@ async def serve_until_stopped(
         front.abort_all("drained", f"the server stops, and {life.drain_timeout_s:g} s (--drain-timeout-s) were not enough for this room")
         await front.wait_idle(ABORT_TIMEOUT_S)
     await _wait_quiet(host, ABORT_TIMEOUT_S)
+    front.end_sessions()
 
 
 async def _wait_quiet(host: EngineHost, timeout_s: float) -> None:

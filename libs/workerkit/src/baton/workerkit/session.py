@@ -20,6 +20,12 @@ class GatewaySession:
         self._draining = False
         self._pending = worker_pb2.Report()
         self._something = asyncio.Event()
+        self._over = False
+
+    def end(self) -> None:
+        """The worker stops: what is still to be told is told, then the stream ends."""
+        self._over = True
+        self._something.set()
 
     def event(self, event: worker_pb2.RoomEvent) -> None:
         self._pending.events.append(event)
@@ -38,10 +44,13 @@ class GatewaySession:
         self._pending.load.CopyFrom(load)
         self._something.set()
 
-    async def next_report(self) -> worker_pb2.Report:
-        """Waits for something to tell and takes all of it."""
+    async def next_report(self) -> worker_pb2.Report | None:
+        """Waits for something to tell and takes all of it; None: it was the last."""
         await self._something.wait()
-        self._something.clear()
+        if self._over and not self._pending.ByteSize():
+            return None
+        if not self._over:
+            self._something.clear()
         report, self._pending = self._pending, worker_pb2.Report()
         report.draining = self._draining
         return report

@@ -29,6 +29,7 @@ FIRST_BACKOFF_S = 0.1
 MAX_BACKOFF_S = 1.0
 #: A pair that does not fit is asked again now and then: the other side may be restarted with other settings.
 REFUSED_BACKOFF_S = 5.0
+LET_GO = "this decode server let go of it"
 FENCE_PERIOD_S = 0.05
 MAX_FENCE_PERIOD_S = 1.0
 
@@ -117,7 +118,7 @@ class PrefillPeer:
             self._log.error("no inbox", error=str(error))
             return False
         session = BootstrapSession(key, self.address, inbox, doors.hello(inbox), doors.here)
-        problem = "this decode server let go of it"
+        problem = LET_GO
         try:
             async with open_channel(self.address, doors.tls, CHANNEL_OPTIONS) as channel:
                 call: Call = bootstrap_pb2_grpc.BootstrapStub(channel).Session()
@@ -140,7 +141,9 @@ class PrefillPeer:
         self._doors.leases.link_ready(self.address)
 
     def _went(self, link: PrefillLink | None, inbox: Inbox, problem: str) -> None:
-        if link is not None:
+        if problem == LET_GO:
+            self._log.info("prefill let go")
+        elif link is not None:
             self._log.warning("prefill lost", peer=link.instance_id, problem=problem)
         elif problem != self.problem:
             self._log.warning("prefill away", problem=problem)
