@@ -5,10 +5,12 @@ from __future__ import annotations
 #: A prompt of 1,000,000 token ids packs into about 3 MB; a report of one step is far smaller.
 MAX_MESSAGE_BYTES = 64 * 1024 * 1024
 
-#: Keepalive finds a peer that vanished without a FIN within about 15 s; a dead process is seen at once by its reset.
+#: Keepalive finds a peer that vanished without a FIN, or is frozen, within about 15 s; a dead process is seen at once by its reset.
+#: gRPC's core waits for the longer of the two timeouts, and the ping's is a minute by default.
 _KEEPALIVE = [
     ("grpc.keepalive_time_ms", 10_000),
     ("grpc.keepalive_timeout_ms", 5_000),
+    ("grpc.http2.ping_timeout_ms", 5_000),
     ("grpc.keepalive_permit_without_calls", 1),
     ("grpc.http2.max_pings_without_data", 0),
 ]
@@ -32,7 +34,7 @@ CHANNEL_OPTIONS: list[tuple[str, int]] = [
 SERVER_OPTIONS: list[tuple[str, int]] = [
     *_KEEPALIVE,
     *_SIZES,
-    ("grpc.http2.min_recv_ping_interval_without_data_ms", 5_000),
+    ("grpc.http2.min_ping_interval_without_data_ms", 5_000),
     # Two servers on one port would share its connections at random.
     ("grpc.so_reuseport", 0),
 ]

@@ -1,0 +1,87 @@
+"""The options hold what they promise: an idle stream lives, and finds out that its peer has vanished."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import AsyncIterator
+from typing import Any
+
+import grpc
+import grpc.aio
+import pytest
+
+from baton.wire.channel import CHANNEL_OPTIONS, SERVER_OPTIONS
+from baton.wire.v1 import worker_pb2, worker_pb2_grpc
+
+#: Every time in the options is divided by this, so that minutes are seconds.
+HASTE = 20
+
+
+def hasty(options: list[tuple[str, int]]) -> list[tuple[str, int]]:
+    return [(name, value // HASTE if name.endswith("_ms") else value) for name, value in options]
+
+
+class Quiet(worker_pb2_grpc.WorkerServicer):
+    """Reports once, and then says nothing."""
+
+    async def Session(self, request_iterator: Any, context: Any) -> AsyncIterator[worker_pb2.Report]:  # noqa: N802
+        yield worker_pb2.Report(draining=True)
+        await asyncio.Event().wait()
+
+
+async def serve() -> tuple[grpc.aio.Server, int]:
+    server = grpc.aio.server(options=hasty(SERVER_OPTIONS))
+    worker_pb2_grpc.add_WorkerServicer_to_server(Quiet(), server)
+    port = server.add_insecure_port("127.0.0.1:0")
+    await server.start()
+    return server, port
+
+
+async def test_an_idle_stream_is_not_cut_for_its_keepalive() -> None:
+    """Eight keepalive pings without a byte of data: a server that takes them for a flood ends the connection after four."""
+    server, port = await serve()
+    try:
+        async with grpc.aio.insecure_channel(f"127.0.0.1:{port}", options=hasty(CHANNEL_OPTIONS)) as channel:
+            call = worker_pb2_grpc.WorkerStub(channel).Session()
+            await call.write(worker_pb2.Command())
+            await call.read()
+            with pytest.raises(TimeoutError):
+                await asyncio.wait_for(call.read(), 8 * 10.0 / HASTE + 0.5)
+    finally:
+        await server.stop(0)
+
+
+async def test_a_frozen_peer_is_found_by_keepalive() -> None:
+    """SIGSTOP: the connection stays open, nobody answers. The stream ends within keepalive time and timeout."""
+    frozen = subprocess.Popen([sys.executable, __file__], stdout=subprocess.PIPE, text=True)
+    try:
+        assert frozen.stdout is not None
+        port = int(await asyncio.to_thread(frozen.stdout.readline))
+        async with grpc.aio.insecure_channel(f"127.0.0.1:{port}", options=hasty(CHANNEL_OPTIONS)) as channel:
+            call = worker_pb2_grpc.WorkerStub(channel).Session()
+            await call.write(worker_pb2.Command())
+            await call.read()
+            os.kill(frozen.pid, signal.SIGSTOP)
+            began = time.monotonic()
+            with pytest.raises(grpc.aio.AioRpcError) as caught:
+                await asyncio.wait_for(call.read(), 10.0)
+            assert caught.value.code() is grpc.StatusCode.UNAVAILABLE
+            assert time.monotonic() - began < 5.0
+    finally:
+        frozen.kill()
+        frozen.wait()
+
+
+async def main() -> None:
+    server, port = await serve()
+    print(port, flush=True)
+    await server.wait_for_termination()
+
+
+if __name__ == "__main__":
+    asyncio.run(main())
