@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 import threading
+from pathlib import Path
 
 import hypothesis.strategies as st
 import pytest
@@ -128,11 +129,16 @@ def test_every_difference_of_two_fingerprints_is_named() -> None:
         require_same({"a": "1", "c": "3"}, {"a": "2", "b": "x", "c": "3"})
 
 
+def stat_of(pid: int) -> list[str]:
+    """Fields of /proc/<pid>/stat from the state on."""
+    return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()
+
+
 def test_a_process_is_gone_when_its_last_thread_is_and_not_before() -> None:
     here = Identity.of_this_process("here")
     assert not is_gone(here, here)
     with subprocess.Popen([sys.executable, "-c", "import sys; sys.stdin.read()"], stdin=subprocess.PIPE) as child:
-        start = int(open(f"/proc/{child.pid}/stat").read().rsplit(")", 1)[1].split()[19])
+        start = int(stat_of(child.pid)[19])
         there = Identity("there", here.boot_id, here.pid_namespace, here.ipc_namespace, child.pid, start)
         assert not is_gone(there, here)
         reused = Identity("there", here.boot_id, here.pid_namespace, here.ipc_namespace, child.pid, start + 1)
@@ -156,10 +162,10 @@ def test_a_process_whose_main_thread_ended_is_not_gone() -> None:
     with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE) as child:
         assert child.stdout is not None
         child.stdout.readline()
-        start = int(open(f"/proc/{child.pid}/stat").read().rsplit(")", 1)[1].split()[19])
+        start = int(stat_of(child.pid)[19])
         there = Identity("there", here.boot_id, here.pid_namespace, here.ipc_namespace, child.pid, start)
         deadline = threading.Event()
-        while open(f"/proc/{child.pid}/stat").read().rsplit(")", 1)[1].split()[0] != "Z":
+        while stat_of(child.pid)[0] != "Z":
             deadline.wait(0.01)
         assert not is_gone(there, here)  # looks like a zombie, but a thread lives
         child.kill()

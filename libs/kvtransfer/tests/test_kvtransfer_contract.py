@@ -73,10 +73,11 @@ def test_adjacent_spans_become_one_put(pair: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    "bad", [(-1, 0, PAGE), (0, -1, PAGE), (0, 0, 0), (0, 0, -PAGE), (NUM_BYTES - 1, 0, 2), (0, NUM_BYTES - 1, 2), (0, 0, 2**62), (2**62, 2**62, 2**62)]
+    "bad",
+    [(-1, 0, PAGE), (0, -1, PAGE), (0, 0, 0), (0, 0, -PAGE), (NUM_BYTES - 1, 0, 2), (0, NUM_BYTES - 1, 2), (0, 0, 2**62), (2**62, 2**62, 2**62)],
 )
 def test_a_span_outside_a_region_is_refused_with_its_numbers_and_nothing_is_written(pair: Any, bad: tuple[int, int, int]) -> None:
-    sender, receiver, inbox, peer = pair
+    _sender, receiver, inbox, peer = pair
     handle = peer.begin(1)
     with pytest.raises(kv.InvalidArgument, match=re.escape(f"spans[1] = {list(bad)}")):
         handle.post(rows((0, 0, PAGE), bad))
@@ -287,7 +288,15 @@ def test_bytes_that_are_no_invitation_are_refused(house: Any) -> None:
 
 @pytest.mark.parametrize(
     ("field", "value"),
-    [("backend", "rdma"), ("transport", "udp"), ("transfer_queues", 0), ("instance_id", ""), ("max_put_bytes", 1), ("device", "gpu"), ("spin_us", -1)],
+    [
+        ("backend", "rdma"),
+        ("transport", "udp"),
+        ("transfer_queues", 0),
+        ("instance_id", ""),
+        ("max_put_bytes", 1),
+        ("device", "gpu"),
+        ("spin_us", -1),
+    ],
 )
 def test_a_bad_setting_names_itself_and_its_value(field: str, value: Any) -> None:
     with pytest.raises(kv.InvalidArgument, match=re.escape(f"{field}={value!r}" if isinstance(value, str) else f"{field}={value}")):

@@ -25,7 +25,7 @@ def test_only_a_proof_frees_what_was_published() -> None:
 
 
 def test_every_state_is_reached_and_left() -> None:
-    assert {then for then in TRANSITIONS.values()} | {LeaseState.RESERVED} == set(LeaseState)
+    assert set(TRANSITIONS.values()) | {LeaseState.RESERVED} == set(LeaseState)
     assert {state for state, _ in TRANSITIONS} == set(LeaseState) - {LeaseState.FREE}
 
 

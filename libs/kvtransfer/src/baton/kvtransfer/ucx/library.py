@@ -21,7 +21,7 @@ _loading = threading.Lock()
 
 #: Read by libucs when it is loaded, and by nothing else: it must not take over the process's signal handlers, complain about variables that are
 #: meant for another program, or write to standard output. What the user set stays.
-_WHILE_LOADING = {"UCX_HANDLE_ERRORS": "none", "UCX_WARN_UNUSED_ENV_VARS": "n", "UCX_LOG_FILE": "stderr"}
+_WHILE_LOADING = {"UCX_HANDLE_ERRORS": "none", "UCX_DEBUG_SIGNO": "0", "UCX_WARN_UNUSED_ENV_VARS": "n", "UCX_LOG_FILE": "stderr"}
 
 
 @dataclass(frozen=True, slots=True)
