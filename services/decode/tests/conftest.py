@@ -138,6 +138,10 @@ class Room:
         event = self.events.get("failed")
         return None if event is None else event.failed
 
+    @property
+    def over(self) -> bool:
+        return not {"transferred", "finished", "failed"}.isdisjoint(self.events)
+
     async def until(self, *kinds: str, timeout_s: float = 30.0) -> str:
         """Waits for the first of `kinds`."""
         async with asyncio.timeout(timeout_s):

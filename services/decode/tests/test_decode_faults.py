@@ -245,8 +245,13 @@ async def test_direct_requests_are_refused_on_both(slow_pair) -> None:
 
 @pytest.mark.parametrize("pair", ["shm", "tcp"], indirect=True)
 async def test_a_storm_of_aborts_leaks_nothing(pair, prompts) -> None:
-    """Rooms are ended at random moments on either leg; those that are left alone are answered in full."""
+    """Rooms are ended at random moments on either leg, and then on the other; those that are left alone are answered in full."""
     chance = random.Random(11)
+
+    async def couple(leg, number: int, room, other) -> None:
+        """What a gateway does: the first leg that fails ends the other."""
+        if await room.until_over() == "failed" and not other.over:
+            await leg.abort(number, common_pb2.ORIGIN_GATEWAY)
 
     async def one(number_of_tokens: int, max_tokens: int) -> None:
         number, first, rest = await pair.start(prompts(number_of_tokens), max_tokens)
@@ -257,6 +262,7 @@ async def test_a_storm_of_aborts_leaks_nothing(pair, prompts) -> None:
                 await pair.prefill.abort(number)
             if fate in ("decode", "both"):
                 await pair.decode.abort(number)
+        await asyncio.gather(couple(pair.decode, number, first, rest), couple(pair.prefill, number, rest, first))
         ends = [await first.until_over(), await rest.until_over()]
         if fate == "leave":
             assert ends == ["transferred", "finished"], (first.failure, rest.failure)

@@ -142,6 +142,7 @@ class Importer:
                     self.counters["revoke_overdue"] += 1
                     log.warning("revoke without an answer", room=landing.room, pages=landing.num_pages)
                     self._leases.overdue(landing.room)
+                    self._wake()  # no event, but the engine's counts have changed
 
     def has_leases(self, link: PrefillLink) -> bool:
         with self._lock:
