@@ -122,12 +122,14 @@ if pid == 0:
         agent.allocate(1)
     except Closed as error:
         print("refused:", error, flush=True)
-    os._exit(0)
-os.waitpid(pid, 0)
+    agent.close()
+    raise SystemExit(3)  # its exit handlers run: they must not wait for threads of the parent
+print("child:", os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
 agent.close()
 """
     )
     assert "refused: this agent was opened in another process" in done.stdout, done.stderr
+    assert "child: 3" in done.stdout
 
 
 def test_a_process_that_forgets_to_close_ends_all_the_same() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import itertools
 import logging
 import os
@@ -26,6 +27,17 @@ from baton.kvtransfer.ucx.write import UcxWriteHandle
 
 log = logging.getLogger("baton.kvtransfer")
 T = TypeVar("T")
+
+#: Native threads must be gone before UCX's own exit handlers run.
+_open_agents: weakref.WeakSet[UcxAgent] = weakref.WeakSet()
+
+
+@atexit.register
+def _close_leaked() -> None:
+    for agent in list(_open_agents):
+        log.warning("kvtransfer agent %s was never closed", agent.instance_id)
+        agent.close()
+
 
 _WRITE_FINAL, _DOORBELL, _LINK_LOST = 0, 1, 2
 _MAX_DOORBELLS = 1 << 20
@@ -55,7 +67,12 @@ class UcxAgent(Agent):
         self._is_closed = False
         self._notifier = threading.Thread(target=self._notify, name="baton-kv-notifier", daemon=True)
         self._notifier.start()
+        _open_agents.add(self)
         log.info("kvtransfer agent %s: %s", config.instance_id, self.description)
+
+    @property
+    def instance_id(self) -> str:
+        return self._config.instance_id
 
     @property
     def identity(self) -> bytes:
@@ -148,9 +165,10 @@ class UcxAgent(Agent):
 
     def close(self) -> None:
         with self._lock:
-            if self._is_closed:
+            if self._is_closed or os.getpid() != self._here.pid:  # a fork has no threads to join, and the memory is not its own
                 return
             self._is_closed = True
+        _open_agents.discard(self)
         for peer in list(self._peers.values()):
             peer.close()
         for side in self._sides.values():
