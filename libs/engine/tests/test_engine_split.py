@@ -1,0 +1,286 @@
+"""Prefill and decode engines joined in memory: the split says what a plain engine says, and every page comes back."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+import torch
+from engine_reference import CANCEL, answers, assert_all_free, ends, engine, prompts, request, run
+
+from baton.engine import Engine, Failure, Role
+from baton.engine.ports import PublishedSlots
+from baton.engine.testing import MemoryLink, Side
+from baton.engine.types import (
+    Bootstrapped,
+    Failed,
+    Finished,
+    KVReady,
+    PrefillStarted,
+    Reserved,
+    Token,
+    Transferred,
+    TransferStarted,
+)
+
+LOST = Failure("UNAVAILABLE", "prefill", "prefill_lost", "the prefill server is gone")
+
+
+class Pair:
+    """A prefill and a decode engine over memory handed in from outside, poisoned with NaN."""
+
+    def __init__(self, model, prefill_pages: int = 64, decode_pages: int = 64, **settings) -> None:
+        shapes = [engine(model, num_pages=num_pages, **settings).layout for num_pages in (prefill_pages, decode_pages)]
+        self.memories = [torch.full((shape.pool_bytes // 4,), float("nan")) for shape in shapes]
+        views = [memoryview(memory.numpy()).cast("B") for memory in self.memories]
+        self.link = MemoryLink(*(Side(view, shape) for view, shape in zip(views, shapes, strict=True)))
+        self.prefill = engine(model, Role.PREFILL, num_pages=prefill_pages, exporter=self.link.exporter, buffer=views[0], **settings)
+        self.decode = engine(model, Role.DECODE, num_pages=decode_pages, importer=self.link.importer, buffer=views[1], **settings)
+
+    def add(self, *requests) -> None:
+        for each in requests:
+            self.prefill.add(each)
+            self.decode.add(each)
+
+    def run(self):
+        return run(self.prefill, self.decode)
+
+    def assert_clean(self) -> None:
+        assert_all_free(self.prefill, self.decode)
+        assert self.link.open_rooms() == []
+
+
+def legs(events):
+    """Decode's tokens start at 1; prefill's is 0: in order of time they are one stream."""
+    return answers(sorted((event for event in events if isinstance(event, Token)), key=lambda event: (event.room, event.index)))
+
+
+@pytest.mark.parametrize(("page_size", "budget"), [(4, 64), (16, 512), (4, 9)])
+def test_split_is_plain(tiny, page_size, budget):
+    asked = dict(enumerate(prompts([1, 3, 4, 5, 16, 17, 33, 64, 90]), start=1))
+    expected = {room: tiny.greedy(prompt, 20) for room, prompt in asked.items()}
+    pair = Pair(tiny.ours, 256 // page_size, 512 // page_size, page_size=page_size, max_num_batched_tokens=budget)
+    pair.add(*(request(room, prompt, max_tokens=20) for room, prompt in asked.items()))
+    events = pair.run()
+    assert legs(events) == expected
+    pair.assert_clean()
+
+
+def test_split_samples_what_plain_samples(tiny):
+    asked = dict(enumerate(prompts([9, 30, 50], seed=3), start=1))
+    plain = engine(tiny.ours)
+    pair = Pair(tiny.ours)
+    for room, prompt in asked.items():
+        plain.add(request(room, prompt, max_tokens=25, temperature=1.2, top_k=40, seed=77 + room))
+        pair.add(request(room, prompt, max_tokens=25, temperature=1.2, top_k=40, seed=77 + room))
+    assert legs(pair.run()) == answers(run(plain))
+    pair.assert_clean()
+
+
+def test_milestones_of_both_legs_come_in_order(tiny):
+    pair = Pair(tiny.ours)
+    pair.add(request(1, prompts([10])[0], max_tokens=3))
+    first, second = [], []
+    while not (second and isinstance(second[-1], Finished)):
+        first += pair.prefill.step()
+        second += pair.decode.step()
+    first += pair.prefill.step()
+    assert [type(event) for event in first] == [Bootstrapped, PrefillStarted, Token, TransferStarted, Transferred]
+    assert [type(event) for event in second] == [Reserved, KVReady, Token, Token, Finished]
+    assert [event.index for event in second if isinstance(event, Token)] == [1, 2]
+    stats = first[-1].stats
+    assert stats.num_bytes == 3 * 4 * pair.decode.layout.token_bytes
+    assert second[0].num_pages == 3
+    pair.assert_clean()
+
+
+def test_layers_are_handed_over_in_whole_pages_chunk_by_chunk(tiny):
+    pair = Pair(tiny.ours, max_num_batched_tokens=10)
+    pair.add(request(7, prompts([26])[0], max_tokens=1))
+    pair.run()
+    chunks = [
+        [(page, count) for _, _, page, count in group] for _, group in itertools.groupby(pair.link.layers_handed_over, key=lambda each: each[2])
+    ]
+    assert chunks == [[(0, 2)] * 3, [(2, 3)] * 3, [(5, 2)] * 3]
+    pair.assert_clean()
+
+
+def test_a_resident_prefix_is_computed_but_not_sent(tiny):
+    pair = Pair(tiny.ours, max_num_batched_tokens=10)
+    original = pair.link.exporter.poll
+    pair.link.exporter.poll = lambda: [PublishedSlots(e.room, 12) if isinstance(e, PublishedSlots) else e for e in original()]
+    pair.prefill.add(request(1, prompts([26])[0]))
+    pair.decode.add(request(1, prompts([26])[0], max_tokens=1))
+    pair.run()
+    assert sorted({(page, count) for _, _, page, count in pair.link.layers_handed_over}) == [(3, 2), (5, 2)]
+    pair.assert_clean()
+
+
+@pytest.mark.parametrize("max_tokens", [1, 2])
+def test_short_answers_end_on_decode(tiny, max_tokens):
+    pair = Pair(tiny.ours)
+    pair.add(request(1, prompts([10])[0], max_tokens=max_tokens))
+    events = pair.run()
+    assert ends(events)[1] == Finished(1, ends(events)[1].reason, max_tokens)
+    pair.assert_clean()
+
+
+def test_prefill_waits_for_the_publication(tiny):
+    pair = Pair(tiny.ours)
+    pair.prefill.add(request(1, prompts([10])[0], max_tokens=3))
+    assert run(pair.prefill) == []
+    assert pair.prefill.stats().waiting == 1
+    pair.decode.add(request(1, prompts([10])[0], max_tokens=3))
+    pair.run()
+    pair.assert_clean()
+
+
+def test_decode_retracts_recomputes_and_continues(tiny):
+    asked = dict(enumerate(prompts([20, 21, 22, 23], seed=6), start=1))
+    expected = {room: tiny.greedy(prompt, 40) for room, prompt in asked.items()}
+    pair = Pair(tiny.ours, 64, 36, growth_tokens=4)
+    pair.add(*(request(room, prompt, max_tokens=40) for room, prompt in asked.items()))
+    events = pair.run()
+    assert legs(events) == expected
+    assert pair.decode.stats().extra["retractions"] >= 1
+    pair.assert_clean()
+
+
+def test_prefill_serves_more_prompts_than_its_pool_holds(tiny):
+    asked = dict(enumerate(prompts([40] * 12, seed=8), start=1))
+    expected = {room: tiny.greedy(prompt, 6) for room, prompt in asked.items()}
+    pair = Pair(tiny.ours, 12, 64)
+    pair.add(*(request(room, prompt, max_tokens=6) for room, prompt in asked.items()))
+    assert legs(pair.run()) == expected
+    pair.assert_clean()
+
+
+STAGES = range(8)
+
+
+@pytest.mark.parametrize("side", ["prefill", "decode", "both"])
+@pytest.mark.parametrize("stage", STAGES)
+def test_an_abort_at_any_stage_gives_everything_back_and_harms_nobody(tiny, side, stage):
+    asked = dict(enumerate(prompts([30, 30, 30], seed=9), start=1))
+    expected = {room: tiny.greedy(prompt, 12) for room, prompt in asked.items()}
+    pair = Pair(tiny.ours, max_num_batched_tokens=16)
+    pair.add(*(request(room, prompt, max_tokens=12) for room, prompt in asked.items()))
+    events = [event for _ in range(stage) for each in (pair.prefill, pair.decode) for event in each.step()]
+    for each in {"prefill": [pair.prefill], "decode": [pair.decode], "both": [pair.prefill, pair.decode]}[side]:
+        each.abort(2, CANCEL)
+    events += pair.run()
+    # What a gateway does when one leg has failed: nobody else tells prefill of a room that decode never published.
+    pair.prefill.abort(2, CANCEL)
+    pair.decode.abort(2, CANCEL)
+    events += pair.run()
+    found = legs(events)
+    assert {room: found[room] for room in (1, 3)} == {room: expected[room] for room in (1, 3)}
+    assert found.get(2, []) == expected[2][: len(found.get(2, []))]
+    pair.assert_clean()
+
+
+def test_aborted_pages_stay_until_the_writer_is_quiet(tiny):
+    pair = Pair(tiny.ours)
+    pair.add(request(1, prompts([30])[0], max_tokens=4))
+    pair.decode.step()
+    pair.link.hold()
+    pair.decode.abort(1, CANCEL)
+    assert run(pair.decode) == [Reserved(1, 8, 0), Failed(1, CANCEL)] or pair.decode.stats().rooms == 1
+    stats = pair.decode.stats()
+    assert (stats.free_pages, stats.published_pages, stats.quarantined_pages) == (56, 8, 0)
+    pair.link.importer.quarantined = 8
+    stats = pair.decode.stats()
+    assert (stats.free_pages, stats.published_pages, stats.quarantined_pages) == (56, 0, 8)
+    pair.link.release()
+    pair.run()
+    pair.assert_clean()
+
+
+def test_source_pages_stay_until_the_exporter_is_done_with_them(tiny):
+    pair = Pair(tiny.ours, max_num_batched_tokens=16)
+    pair.add(request(1, prompts([30])[0], max_tokens=4))
+    pair.decode.step()
+    pair.prefill.step()
+    pair.link.hold()
+    pair.prefill.abort(1, CANCEL)
+    assert Failed(1, CANCEL) in pair.prefill.step()
+    assert pair.prefill.stats().free_pages == 56
+    assert not pair.prefill.has_work()
+    pair.link.release()
+    events = pair.run()
+    assert ends(events)[1] == Failed(1, CANCEL), "decode is told by the negative acknowledgement"
+    pair.assert_clean()
+
+
+def test_a_prompt_too_long_for_prefill_is_told_to_decode(tiny):
+    pair = Pair(tiny.ours, 4, 64)
+    pair.add(request(1, prompts([17])[0], max_tokens=4))
+    first, second = [], []
+    for _ in range(4):
+        first += pair.prefill.step()
+        second += pair.decode.step()
+    (refused,) = first
+    assert refused.failure.code == "INVALID_ARGUMENT"
+    assert "17 tokens" in refused.failure.message
+    assert "at most 16" in refused.failure.message
+    assert ends(second)[1] == refused
+    pair.assert_clean()
+
+
+def test_a_peer_lost_in_mid_transfer_fails_the_room_on_both_sides(tiny):
+    pair = Pair(tiny.ours, max_num_batched_tokens=16)
+    pair.add(request(1, prompts([30])[0], max_tokens=4))
+    events = pair.decode.step() + pair.prefill.step()
+    pair.link.end_sending(1, LOST)
+    events = [*events, *pair.prefill.step(), *pair.decode.step()]
+    assert [event for event in events if isinstance(event, Failed)] == [Failed(1, LOST), Failed(1, LOST)]
+    pair.run()
+    pair.assert_clean()
+
+
+def test_a_landing_that_races_with_an_abort_gives_the_pages_back(tiny):
+    pair = Pair(tiny.ours)
+    pair.add(request(1, prompts([30])[0], max_tokens=4))
+    pair.decode.step()
+    pair.prefill.step()
+    pair.prefill.step()
+    assert pair.link.importer.events, "the doorbell has rung, decode has not looked yet"
+    pair.decode.abort(1, CANCEL)
+    events = pair.run()
+    assert [event for event in events if isinstance(event, (Finished, Failed))] == [Failed(1, CANCEL)]
+    pair.assert_clean()
+
+
+def test_bootstrap_and_waiting_clocks(tiny):
+    pair = Pair(tiny.ours)
+    pair.prefill.add(request(1, prompts([10])[0], bootstrap_deadline=10.0, waiting_deadline=20.0))
+    pair.prefill.reap(9.9)
+    assert pair.prefill.step() == []
+    pair.prefill.reap(10.0)
+    (late,) = pair.prefill.step()
+    assert (late.failure.code, late.failure.origin, late.failure.cause) == ("DEADLINE_EXCEEDED", "prefill", "bootstrap_timeout")
+    pair.decode.add(request(2, prompts([10])[0], bootstrap_deadline=10.0, waiting_deadline=20.0))
+    pair.decode.step()
+    pair.decode.reap(15.0)
+    assert not pair.decode.has_work()
+    pair.decode.reap(20.0)
+    events = run(pair.decode)
+    (late,) = [event for event in events if isinstance(event, Failed)]
+    assert (late.failure.origin, late.failure.cause) == ("decode", "waiting_timeout")
+    pair.run()
+    pair.assert_clean()
+
+
+def test_the_wrong_port_for_a_role_is_refused(tiny):
+    from baton.engine import InvalidSettingError
+
+    link = Pair(tiny.ours).link
+    for role, ports in [
+        (Role.PREFILL, {}),
+        (Role.DECODE, {}),
+        (Role.PLAIN, {"exporter": link.exporter}),
+        (Role.PREFILL, {"exporter": link.exporter, "importer": link.importer}),
+    ]:
+        with pytest.raises(InvalidSettingError, match="porter"):
+            engine(tiny.ours, role, **ports)
+    assert isinstance(engine(tiny.ours), Engine)
