@@ -145,8 +145,7 @@ class DecodeScheduler:
         if len(in_transfer) >= self._limits.max_running:
             return _never
         promised = self._running.promised_pages() + sum(self._limits.growth_pages(state.sequence) for state in in_transfer)
-        available = self._allocator.num_free - promised
-        return lambda sequence: self._limits.pages_for(sequence.num_prompt) <= available
+        return self._limits.room_for(self._allocator.num_free - promised, alone=not in_transfer and not len(self._running))
 
     def _reserve(self, state: Room) -> None:
         sequence = state.sequence

@@ -93,8 +93,7 @@ class PlainScheduler:
         """Whether a sequence may be let in now, counting the growth of what runs and what was retracted."""
         if not self._waiting or len(self._running) >= self._limits.max_running:
             return _never
-        available = self._allocator.num_free - self._running.promised_pages()
-        return lambda sequence: self._limits.pages_for(len(sequence.tokens)) <= available
+        return self._limits.room_for(self._allocator.num_free - self._running.promised_pages(), alone=not len(self._running))
 
 
 def _never(_: Sequence) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from baton.engine.page_table import PageTable
@@ -85,6 +86,12 @@ class Limits:
         """Pages that the answer may come to want behind the pages it has: a hint for placement, capped so that one long
         answer does not scatter the others."""
         return self.pages_for(max(0, min(sequence.max_tokens_left(self.max_model_len), 8 * self.growth_tokens)))
+
+    def room_for(self, num_free: int, alone: bool) -> Callable[[Sequence], bool]:
+        """Whether a new sequence fits into `num_free` pages, its own growth included; one that has the pool for itself needs no spare."""
+        if alone:
+            return lambda sequence: self.pages_for(len(sequence.tokens)) <= num_free
+        return lambda sequence: self.growth_pages(sequence) <= num_free
 
     def growth_pages(self, sequence: Sequence) -> int:
         """Pages that must stay free so that this sequence can go on for `growth_tokens` more tokens (or to its end)."""

@@ -1,0 +1,234 @@
+"""Schedulers against ports that answer late, out of order and badly: no page is lost, freed early or owned twice. No torch here."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from baton.engine.allocator import PageAllocator
+from baton.engine.ports import Freed, Landed, LandingFailed, Published, PublishedSlots, SendDone, SendFailed, SendStarted
+from baton.engine.scheduling.decode import DecodeScheduler
+from baton.engine.scheduling.prefill import PrefillScheduler
+from baton.engine.scheduling.sequence import Limits
+from baton.engine.types import Failed, Failure, Finished, Request, SamplingParams, Token, Transferred, TransferStats
+
+FAILURE = Failure("UNAVAILABLE", "transfer", "peer_lost", "gone")
+STATS = TransferStats("fake", 1, 1, 0.0, 0.0, digest=False)
+
+
+def limits(num_pages: int, **changes) -> Limits:
+    given = {"page_size": 2, "max_num_batched_tokens": 12, "max_running": 4, "growth_tokens": 4, "max_passes": 2, "vocab_size": 50}
+    return Limits(max_model_len=2 * num_pages, **{**given, **changes})
+
+
+class Importer:
+    """Leases in the hands of a random peer."""
+
+    def __init__(self, pick: random.Random) -> None:
+        self.pick = pick
+        self.leases: dict[int, str] = {}
+        self.pages: dict[int, set[int]] = {}
+        self.events: list = []
+
+    def publish(self, request, reservation):
+        self.leases[request.room] = "reserved"
+        self.pages[request.room] = {page for extent in reservation.pages for page in range(extent.first, extent.end)}
+
+    def abort(self, room, failure):
+        if room in self.leases:
+            self.leases[room] = "aborting"
+
+    def quarantined_pages(self):
+        return 0
+
+    def poll(self):
+        events, self.events = self.events, []
+        return events
+
+    def advance(self) -> None:
+        """One random thing happens to one random lease."""
+        if not self.leases:
+            return
+        room = self.pick.choice(sorted(self.leases))
+        state = self.leases[room]
+        if state == "reserved":
+            self.leases[room] = "published"
+            self.events.append(Published(room))
+        elif state == "failed" or (state == "aborting" and self.pick.random() < 0.7):
+            self.end(room, Freed(room))
+        elif state == "published" and self.pick.random() < 0.2:
+            self.leases[room] = "failed"
+            self.events.append(LandingFailed(room, FAILURE))
+        else:
+            # A landing may race with an abort: the doorbell was already on its way.
+            self.end(room, Landed(room, first_token=7, digest_checked=True, exposed_s=0.0))
+
+    def end(self, room: int, event) -> None:
+        del self.leases[room]
+        del self.pages[room]
+        self.events.append(event)
+
+
+class Exporter:
+    """Rooms in the hands of a random peer. `reading`: pages that writes may still read."""
+
+    def __init__(self, pick: random.Random) -> None:
+        self.pick = pick
+        self.rooms: dict[int, str] = {}
+        self.reading: dict[int, set[int]] = {}
+        self.events: list = []
+
+    def expect(self, request):
+        self.rooms[request.room] = "expected"
+
+    def start(self, room, pages, num_tokens):
+        self.reading[room] = {page for extent in pages for page in range(extent.first, extent.end)}
+
+    def finish(self, room, first_token):
+        if self.rooms.get(room) == "published":
+            self.rooms[room] = "finished"
+
+    def abort(self, room, failure):
+        if room in self.rooms:
+            self.rooms[room] = "aborting"
+
+    def poll(self):
+        events, self.events = self.events, []
+        return events
+
+    def advance(self) -> None:
+        if not self.rooms:
+            return
+        room = self.pick.choice(sorted(self.rooms))
+        state = self.rooms[room]
+        if state == "expected":
+            self.rooms[room] = "published"
+            self.events.append(PublishedSlots(room, 0))
+        elif state == "finished":
+            self.events.append(SendStarted(room))
+            self.end(room, SendDone(room, STATS))
+        elif state == "aborting" or self.pick.random() < 0.2:
+            self.end(room, SendFailed(room, FAILURE))
+
+    def end(self, room: int, event) -> None:
+        del self.rooms[room]
+        self.reading.pop(room, None)
+        self.events.append(event)
+
+
+def requests(pick: random.Random, num_rooms: int, num_pages: int):
+    for room in range(1, num_rooms + 1):
+        stops = frozenset({3}) if pick.random() < 0.5 else frozenset()
+        prompt = [1] * pick.randint(1, 2 * num_pages + 2)
+        deadline = pick.choice([None, None, 30.0])
+        yield Request(room, prompt, SamplingParams(max_tokens=pick.randint(1, 12), stop_token_ids=stops), deadline=deadline)
+
+
+def check_pages(scheduler, allocator) -> None:
+    stats = scheduler.stats()
+    assert stats.free_pages + stats.reserved_pages + stats.published_pages + stats.quarantined_pages + stats.running_pages == stats.total_pages
+    assert stats.free_pages == sum(count for _, count in allocator.free_runs())
+
+
+def drive(scheduler, allocator, port, pick, held) -> list:
+    """Random requests, aborts, clocks and port events; then everything is allowed to end."""
+    pending = list(requests(pick, 14, allocator.num_pages))
+    events: list = []
+    for turn in range(1500):
+        if pending and pick.random() < 0.3:
+            scheduler.add(pending.pop())
+        if pick.random() < 0.05:
+            scheduler.abort(pick.randint(1, 14), FAILURE)
+        if turn > 200 and pick.random() < 0.02:
+            scheduler.reap(31.0)
+        if pick.random() < 0.6:
+            port.advance()
+        scheduler.poll()
+        plan = scheduler.plan()
+        assert sum(piece.count for piece in plan.slices) <= 12
+        for piece in plan.slices:
+            assert piece.sequence.num_computed == piece.start
+            assert piece.sequence.pages.num_pages * 2 >= piece.start + piece.count
+        free = {page for first, count in allocator.free_runs() for page in range(first, first + count)}
+        assert not free & set().union(*held(port).values()), "a page is free although a peer may still use it"
+        if plan.slices:
+            scheduler.commit(plan, [pick.choice([2, 3, 4, None]) if pick.random() < 0.1 else 5 for piece in plan.slices if piece.samples])
+        check_pages(scheduler, allocator)
+        events += scheduler.take_events()
+        if not pending and scheduler.stats().rooms == 0:
+            break
+    assert scheduler.stats().rooms == 0, "a room never ended"
+    assert allocator.free_runs() == [(0, allocator.num_pages)]
+    return events
+
+
+@settings(max_examples=60, deadline=None)
+@given(seed=st.integers(0, 2**32), num_pages=st.integers(2, 16))
+def test_decode_never_frees_a_page_that_may_be_written(seed, num_pages):
+    pick = random.Random(seed)
+    allocator = PageAllocator(num_pages)
+    importer = Importer(pick)
+    events = drive(DecodeScheduler(allocator, limits(num_pages), importer), allocator, importer, pick, lambda port: port.pages)
+    ended = [event.room for event in events if isinstance(event, (Finished, Failed))]
+    assert sorted(ended) == list(range(1, 15)), "every room ends exactly once"
+    for room in range(1, 15):
+        indexes = [event.index for event in events if isinstance(event, Token) and event.room == room]
+        assert indexes == list(range(1, len(indexes) + 1))
+
+
+@settings(max_examples=60, deadline=None)
+@given(seed=st.integers(0, 2**32), num_pages=st.integers(2, 16))
+def test_prefill_never_frees_a_page_that_may_be_read(seed, num_pages):
+    pick = random.Random(seed)
+    allocator = PageAllocator(num_pages)
+    exporter = Exporter(pick)
+    events = drive(PrefillScheduler(allocator, limits(num_pages), exporter), allocator, exporter, pick, lambda port: port.reading)
+    ended = [event.room for event in events if isinstance(event, (Transferred, Failed))]
+    assert sorted(ended) == list(range(1, 15)), "every room ends exactly once"
+    tokens = [event.room for event in events if isinstance(event, Token)]
+    assert len(tokens) == len(set(tokens))
+    assert {event.room for event in events if isinstance(event, Transferred)} <= set(tokens)
+
+
+@pytest.mark.parametrize("growth_tokens", [0, 8])
+def test_admission_counts_growth_and_what_is_in_transfer(growth_tokens):
+    allocator = PageAllocator(12)
+    importer = Importer(random.Random(0))
+    scheduler = DecodeScheduler(allocator, limits(12, growth_tokens=growth_tokens), importer)
+    for room in (1, 2, 3):
+        scheduler.add(Request(room, [1] * 8, SamplingParams(max_tokens=8)))
+    scheduler.plan()
+    assert sorted(importer.leases) == ([1, 2, 3] if growth_tokens == 0 else [1]), "8 tokens of answer are 4 pages for each"
+
+
+def test_a_retracted_sequence_goes_before_new_requests():
+    allocator = PageAllocator(8)
+    importer = Importer(random.Random(0))
+    scheduler = DecodeScheduler(allocator, limits(8, growth_tokens=0), importer)
+    for room in (1, 2):
+        scheduler.add(Request(room, [1] * 6, SamplingParams(max_tokens=10)))
+    scheduler.plan()
+    for room in (1, 2):
+        importer.end(room, Landed(room, 5, digest_checked=False, exposed_s=0.0))
+    scheduler.poll()
+    for _ in range(40):
+        plan = scheduler.plan()
+        scheduler.commit(plan, [5 for piece in plan.slices if piece.samples])
+        if scheduler.stats().extra["retractions"]:
+            break
+    assert scheduler.stats().extra["retractions"] == 1
+    scheduler.add(Request(3, [1] * 2, SamplingParams(max_tokens=10)))
+    finished = []
+    for _ in range(80):
+        plan = scheduler.plan()
+        if {piece.sequence.room for piece in plan.slices} == {2}:
+            break
+        assert not importer.leases, "room 3 fits into what is free, but room 2 was here before"
+        scheduler.commit(plan, [5 for piece in plan.slices if piece.samples])
+        finished += [event.room for event in scheduler.take_events() if isinstance(event, Finished)]
+    assert finished == [1]
+    assert plan.slices[0].start == 0
+    assert plan.slices[0].count == len(plan.slices[0].sequence.tokens)
