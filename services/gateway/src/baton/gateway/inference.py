@@ -17,7 +17,7 @@ from structlog.stdlib import BoundLogger
 from baton.gateway.admission import admit, check_tokens
 from baton.gateway.answer import AnswerText, Piece
 from baton.gateway.dispatch import Dispatcher
-from baton.gateway.errors import GatewayError, NotReadyError, OutOfRangeError, RequestError, UnknownModelError
+from baton.gateway.errors import GatewayError, NotReadyError, OutOfRangeError, RequestError, RoomFailedError, UnknownModelError
 from baton.gateway.fleet import Fleet
 from baton.gateway.live_room import SETTLE_S, LiveRoom
 from baton.gateway.report import room_report
@@ -29,6 +29,33 @@ from baton.wire.status import code_number
 from baton.wire.v1 import common_pb2, inference_pb2, worker_pb2
 
 log = get_logger(__name__)
+
+
+#: What a client gets to take what was already on its way to it when its room failed.
+LAST_WORDS_S = 2.0
+
+
+class _Handler:
+    """The task that answers one client. Its room has failed and it is still writing: the client takes nothing, so it is called off."""
+
+    def __init__(self) -> None:
+        self._task = asyncio.current_task()
+        self._timer: asyncio.TimerHandle | None = None
+        self.evicted = False
+
+    def room_failed(self) -> None:
+        self._timer = asyncio.get_running_loop().call_later(LAST_WORDS_S, self._evict)
+
+    def _evict(self) -> None:
+        if self._task is not None:
+            self.evicted = True
+            self._task.cancel()
+
+    def close(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        if self.evicted and self._task is not None:
+            self._task.uncancel()
 
 
 class Answer:
@@ -125,12 +152,19 @@ class Inference:
         except BaseException:
             span.end()
             raise
+        handler = _Handler()
+        room.on_failed = handler.room_failed
+        if room.failure is not None:
+            handler.room_failed()
         try:
             yield answer
         except BaseException as error:
             room.cancel(_why_left(error, room))
+            if handler.evicted and room.failure is not None:
+                raise RoomFailedError(room.failure) from error
             raise
         finally:
+            handler.close()
             room.cancel(_client_gone(room))  # ignored when the answer is complete
             self._note_end(answer, room, request_log.bind(room=room.room), span)
 

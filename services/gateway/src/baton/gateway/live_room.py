@@ -76,6 +76,7 @@ class LiveRoom:
         self.stream = TokenStream(max_buffered)
         self.failure: common_pb2.Failure | None = None
         self.settled = asyncio.Event()
+        self.on_failed: Callable[[], None] | None = None
         self.num_repeated_events = 0
         self._starts = starts
         self._legs: dict[Leg, Worker] = {}
@@ -283,6 +284,8 @@ class LiveRoom:
             if worker is not None:
                 worker.release(self.room)
         self._end_legs(failure)
+        if self.on_failed is not None:
+            self.on_failed()
 
     def _end_legs(self, failure: common_pb2.Failure) -> None:
         told = common_pb2.Failure()

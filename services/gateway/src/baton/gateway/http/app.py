@@ -86,9 +86,7 @@ class OpenAIFront:
             body = parse(await read_json_object(request, self.max_body_bytes))
         except GatewayError as error:
             log.info("request refused", code=error.code.name, cause=error.cause, reason=str(error))
-            response = error_response(error)
-            response.headers["connection"] = "close"  # the rest of a body that was not read to its end is not the next request
-            return response
+            return error_response(error)
         except ClientDisconnect:
             return Response(status_code=499)
         asked = InferenceRequest(

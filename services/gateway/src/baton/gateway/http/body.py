@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
+from collections.abc import AsyncIterator
 from typing import Any, NoReturn
 
 from starlette.requests import ClientDisconnect, Request
@@ -12,6 +14,10 @@ from baton.gateway.errors import BodyEncodingError, BodyTooLargeError, Malformed
 
 #: Longer bodies are decoded on a thread: about a millisecond of work.
 _MAX_INLINE_BYTES = 256 * 1024
+
+#: How much of the rest of a body that is too large is read, and how long that may take.
+_DISCARD_BYTES = 64 * 1024 * 1024
+_DISCARD_S = 5.0
 
 
 async def read_json_object(request: Request, limit_bytes: int) -> dict[str, Any]:
@@ -23,17 +29,27 @@ async def read_json_object(request: Request, limit_bytes: int) -> dict[str, Any]
 
 
 async def _read(request: Request, limit_bytes: int) -> bytes:
-    declared = request.headers.get("content-length", "")
-    if declared.isdecimal() and int(declared) > limit_bytes:
-        raise BodyTooLargeError(int(declared), limit_bytes)
     chunks: list[bytes] = []
     num_bytes = 0
-    async for chunk in request.stream():
+    stream = request.stream()
+    async for chunk in stream:
         num_bytes += len(chunk)
         if num_bytes > limit_bytes:
-            raise BodyTooLargeError(num_bytes, limit_bytes)
+            raise BodyTooLargeError(num_bytes + await _discard(stream), limit_bytes)
         chunks.append(chunk)
     return b"".join(chunks)
+
+
+async def _discard(stream: AsyncIterator[bytes]) -> int:
+    """Reads on, within bounds, so that a client that is still sending gets to read the answer; how many bytes came."""
+    num_bytes = 0
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(_DISCARD_S):
+            async for chunk in stream:
+                num_bytes += len(chunk)
+                if num_bytes > _DISCARD_BYTES:
+                    break
+    return num_bytes
 
 
 def parse_json_object(raw: bytes) -> dict[str, Any]:

@@ -55,6 +55,8 @@ def error_body(error: GatewayError) -> dict[str, Any]:
 def error_response(error: GatewayError) -> Response:
     status = status_of(error)
     headers = {"retry-after": str(RETRY_AFTER_S)} if status in (429, 503) else {}
+    if status == 413:
+        headers["connection"] = "close"  # what is left of a body that was not read to its end is not the next request
     return json_response(error_body(error), status, headers)
 
 

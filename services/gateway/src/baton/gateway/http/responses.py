@@ -12,7 +12,7 @@ from starlette.types import Receive, Scope, Send
 from baton.gateway.errors import GatewayError
 from baton.gateway.http.errors import dump, error_body, error_response, json_response
 from baton.gateway.http.shapes import Shape, finish_name
-from baton.gateway.inference import Inference
+from baton.gateway.inference import LAST_WORDS_S, Inference
 from baton.gateway.requests import InferenceRequest
 
 _HEADERS = [
@@ -73,7 +73,11 @@ class StreamedAnswer(Response):
             if not self._started:
                 await error_response(error)(scope, receive, send)
                 return
-            await _events(send, dump(error_body(error)))
+            try:
+                async with asyncio.timeout(LAST_WORDS_S):
+                    await _events(send, dump(error_body(error)))
+            except TimeoutError:
+                return  # it reads nothing any more: the server closes the connection of an answer without an end
         await send({"type": "http.response.body", "body": b"", "more_body": False})
 
     async def _answer(self, send: Send) -> None:
