@@ -77,6 +77,22 @@ def test_split_samples_what_plain_samples(tiny):
     pair.assert_clean()
 
 
+def test_milestones_do_not_wait_for_the_forward_pass(tiny):
+    """A prompt of one chunk: what is known before its pass, and the first write between its layers, are told before its token is drawn."""
+    pair = Pair(tiny.ours)
+    told = []
+    pair.prefill.on_milestones(told.extend)
+    pair.add(request(1, prompts([40])[0], max_tokens=2))
+    returned = []
+    while not any(isinstance(event, Token) for event in returned):
+        pair.decode.step()
+        returned = pair.prefill.step()
+    assert [type(event) for event in told] == [Bootstrapped, PrefillStarted, TransferStarted]
+    assert not {type(event) for event in returned} & {Bootstrapped, PrefillStarted, TransferStarted}
+    pair.run()
+    pair.assert_clean()
+
+
 def test_milestones_of_both_legs_come_in_order(tiny):
     pair = Pair(tiny.ours)
     pair.add(request(1, prompts([10])[0], max_tokens=3))
@@ -85,7 +101,7 @@ def test_milestones_of_both_legs_come_in_order(tiny):
         first += pair.prefill.step()
         second += pair.decode.step()
     first += pair.prefill.step()
-    assert [type(event) for event in first] == [Bootstrapped, PrefillStarted, Token, TransferStarted, Transferred]
+    assert [type(event) for event in first] == [Bootstrapped, PrefillStarted, TransferStarted, Token, Transferred]
     assert [type(event) for event in second] == [Reserved, KVReady, Token, Token, Finished]
     assert [event.index for event in second if isinstance(event, Token)] == [1, 2]
     stats = first[-1].stats

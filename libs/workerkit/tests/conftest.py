@@ -29,6 +29,7 @@ class ScriptedEngine:
         self.events: list[EngineEvent] = []
         self.aborted: list[tuple[int, Failure]] = []
         self.hold = False
+        self.quarantined = False
         self.break_with: Exception | None = None
         self.hang = threading.Event()
         self.hang.set()
@@ -44,6 +45,9 @@ class ScriptedEngine:
         self.aborted.append((room, failure))
         if self.requests.pop(room, None) is not None:
             self.events.append(Failed(room, failure))
+
+    def on_milestones(self, tell: Callable[[list[EngineEvent]], None]) -> None:
+        self.tell = tell
 
     def step(self) -> list[EngineEvent]:
         self.turns += 1
@@ -66,7 +70,10 @@ class ScriptedEngine:
         return bool(self.events) or (bool(self.requests) and not self.hold)
 
     def stats(self) -> EngineStats:
-        return EngineStats(total_pages=8, free_pages=8 - len(self.requests), rooms=len(self.requests), steps=self.steps)
+        held = 8 if self.quarantined else len(self.requests)
+        waiting = len(self.requests) if self.hold else 0
+        quarantined = 8 if self.quarantined else 0
+        return EngineStats(8, 8 - held, rooms=len(self.requests), waiting=waiting, quarantined_pages=quarantined, steps=self.steps)
 
 
 @dataclass

@@ -69,6 +69,7 @@ class Engine:
             vocab_size=model.config.vocab_size,
         )
         self._exporter = exporter
+        self._tell_milestones: Callable[[list[EngineEvent]], None] | None = None
         self._scheduler = _scheduler(role, PageAllocator(self.layout.num_pages), limits, exporter, importer)
         self._steps = 0
         self._num_computed_tokens = 0
@@ -90,11 +91,19 @@ class Engine:
         """Ends every room whose deadline, bootstrap or waiting time has passed; `now` on time.monotonic(). Cheap: call it on a timer."""
         self._scheduler.reap(now)
 
+    def on_milestones(self, tell: Callable[[list[EngineEvent]], None]) -> None:
+        """`tell` gets, on the engine's thread, what is known before a forward pass and between its layers; the step does not return it again.
+
+        Without it a room that is bootstrapped, or whose transfer has begun, would be known only when a whole chunk is computed.
+        """
+        self._tell_milestones = tell
+
     def step(self) -> list[EngineEvent]:
         """Polls the port, computes at most one forward pass, and returns everything that happened since the last step, in order."""
         self._scheduler.poll()
         plan = self._scheduler.plan()
         if plan.slices:
+            self._tell()
             drawn = self._runner.run(plan, self._layer_done(plan))
             self._scheduler.commit(plan, drawn)
             self._count(plan)
@@ -115,7 +124,18 @@ class Engine:
         exporter = self._exporter
         if exporter is None or not plan.exports:
             return None
-        return lambda layer: exporter.layer_done(layer, plan.exports)
+
+        def layer_done(layer: int) -> None:
+            exporter.layer_done(layer, plan.exports)
+            if isinstance(self._scheduler, PrefillScheduler):
+                self._scheduler.poll_started()
+            self._tell()
+
+        return layer_done
+
+    def _tell(self) -> None:
+        if self._tell_milestones is not None and (events := self._scheduler.take_events()):
+            self._tell_milestones(events)
 
     def _count(self, plan: StepPlan) -> None:
         self._steps += 1

@@ -34,6 +34,8 @@ class HostedEngine(Protocol):
 
     def step(self) -> list[EngineEvent]: ...
 
+    def on_milestones(self, tell: Callable[[list[EngineEvent]], None]) -> None: ...
+
     def has_work(self) -> bool: ...
 
     def stats(self) -> EngineStats: ...
@@ -41,7 +43,7 @@ class HostedEngine(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """What one step produced. `at`: time.monotonic() when it was done."""
+    """What one step, or its part before and between the layers, produced. `at`: time.monotonic() when it was done."""
 
     events: list[EngineEvent]
     at: float
@@ -82,11 +84,13 @@ class EngineHost:
         """Starts the thread. `deliver` gets every batch and `on_failure` the exception that ended the engine; both run on the engine's thread."""
         self._deliver = deliver
         self._on_failure = on_failure
+        self._engine.on_milestones(lambda events: deliver(Batch(events, time.monotonic())))
         self._thread.start()
 
     @property
     def alive(self) -> bool:
-        return self._thread.is_alive()
+        """Whether the engine can take commands."""
+        return self._thread.is_alive() and self.error is None
 
     def submit(self, request: Request) -> None:
         """Hands a request over. Raises HostStoppedError when the engine is gone."""
@@ -120,8 +124,8 @@ class EngineHost:
         except BaseException as error:
             self.error = error
             self.pulse.busy = False
-            log.exception("engine failed", error=repr(error))
             self._on_failure(error)
+            log.exception("engine failed", error=repr(error))
 
     def _turn(self) -> None:
         if not self._engine.has_work():

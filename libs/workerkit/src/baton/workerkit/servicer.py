@@ -18,6 +18,9 @@ from baton.workerkit.session import GatewaySession
 
 log = get_logger(__name__)
 
+#: How long a gateway may take to read its last report.
+LAST_REPORT_S = 1.0
+
 Context = grpc.aio.ServicerContext[Any, Any]
 
 
@@ -42,8 +45,11 @@ class WorkerServicer(worker_pb2_grpc.WorkerServicer):
             await asyncio.wait((reader, writer), return_when=asyncio.FIRST_COMPLETED)
         finally:
             self._front.detach(session)
-            for task in (reader, writer):
-                task.cancel()
+            reader.cancel()
+            # A write that is cancelled half way leaves the call unable to end with a status: let it finish where the gateway still reads.
+            session.end()
+            await asyncio.wait((writer,), timeout=LAST_REPORT_S)
+            writer.cancel()
             await asyncio.gather(reader, writer, return_exceptions=True)
         error = None if reader.cancelled() else reader.exception()
         if isinstance(error, _OutOfTurnError):

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from baton.engine.allocator import PageAllocator
 from baton.engine.errors import DuplicateRoomError
-from baton.engine.ports import KVExporter, PublishedSlots, SendDone, SendFailed, SendStarted
+from baton.engine.ports import ExportEvent, KVExporter, PublishedSlots, SendDone, SendFailed, SendStarted
 from baton.engine.scheduling.admission import AdmissionQueue
 from baton.engine.scheduling.failures import expired, not_finite, refusal
 from baton.engine.scheduling.sequence import Limits, Sequence, Slice, StepPlan
@@ -60,6 +60,7 @@ class PrefillScheduler:
         self._computing: dict[int, Room] = {}
         self._rooms: dict[int, Room] = {}
         self._events: list[EngineEvent] = []
+        self._later: list[ExportEvent] = []
 
     def add(self, request: Request) -> None:
         if request.room in self._rooms:
@@ -86,8 +87,18 @@ class PrefillScheduler:
                 if failure is not None:
                     self._close(state, failure)
 
-    def poll(self) -> None:
+    def poll_started(self) -> None:
+        """In the middle of a forward pass: notes the transfers that have begun. What would move pages or rooms waits for `poll`."""
         for event in self._exporter.poll():
+            state = self._rooms.get(event.room)
+            if isinstance(event, SendStarted) and state is not None:
+                self._started(state)
+            else:
+                self._later.append(event)
+
+    def poll(self) -> None:
+        later, self._later = self._later, []
+        for event in (*later, *self._exporter.poll()):
             state = self._rooms.get(event.room)
             if state is None:
                 continue
@@ -138,7 +149,7 @@ class PrefillScheduler:
         return events
 
     def has_work(self) -> bool:
-        return bool(self._events or self._computing) or self._waiting.find(self._fits) is not None
+        return bool(self._events or self._later or self._computing) or self._waiting.find(self._fits) is not None
 
     def stats(self) -> EngineStats:
         return EngineStats(
