@@ -1,0 +1,58 @@
+"""The fleets that integration tests share. Each is started once a session; `clean` asserts after every test that nothing is held."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+from fleet import Fleet
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Tests of one fleet run together, so that only one fleet is up at a time on a small machine."""
+    items.sort(key=lambda item: next((name for name in ("shm_fleet", "tcp_fleet", "plain_fleet") if name in getattr(item, "fixturenames", ())), ""))
+
+
+@pytest.fixture(scope="session")
+def model_path() -> Path:
+    """The real model's folder; fetched when it is not there yet."""
+    subprocess.run([sys.executable, "-m", "baton.cli.main", "model", "fetch", "smollm2"], check=True, stdout=subprocess.DEVNULL)
+    path = subprocess.run([sys.executable, "-m", "baton.cli.main", "model", "path", "smollm2"], check=True, capture_output=True, text=True)
+    return Path(path.stdout.strip())
+
+
+def _split(model_path: Path, folder: Path, transport: str) -> Iterator[Fleet]:
+    fleet = Fleet(model_path, folder)
+    fleet.prefill("--transport", transport)
+    fleet.decode("--transport", transport, "--digest", "all")
+    yield fleet.start()
+    fleet.assert_free()
+    fleet.close()
+
+
+@pytest.fixture(scope="module")
+def shm_fleet(model_path: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
+    """One prefill and one decode server, shared memory, every digest compared."""
+    yield from _split(model_path, tmp_path_factory.mktemp("shm"), "shm")
+
+
+@pytest.fixture(scope="module")
+def tcp_fleet(model_path: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
+    """One prefill and one decode server, tcp, every digest compared."""
+    yield from _split(model_path, tmp_path_factory.mktemp("tcp"), "tcp")
+
+
+@pytest.fixture(scope="module")
+def plain_fleet(model_path: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
+    """One plain server behind a gateway."""
+    fleet = Fleet(model_path, tmp_path_factory.mktemp("plain"))
+    fleet.plain()
+    yield fleet.start()
+    fleet.assert_free()
+    fleet.close()

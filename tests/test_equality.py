@@ -1,0 +1,109 @@
+"""Greedy output of the split is, token for token, that of a plain server and of Hugging Face transformers on the same weights in float32."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import grpc.aio
+import pytest
+from fleet import MODEL, Fleet
+
+from baton.wire.channel import CHANNEL_OPTIONS
+from baton.wire.v1 import inference_pb2 as pb
+from baton.wire.v1.inference_pb2_grpc import InferenceStub
+
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(900)]
+
+LENGTHS = (1, 2, 3, 7, 15, 16, 17, 31, 33, 64, 100, 127, 200, 256, 300, 511, 700, 1024, 1500, 3000)
+NUM_NEW = 64
+TEXT = Path(__file__).parents[1] / "LICENSE"
+
+
+@pytest.fixture(scope="session")
+def prompts(model_path: Path) -> list[list[int]]:
+    """Twenty prompts of real text, 1 to 3,000 tokens, each from another place of it."""
+    from tokenizers import Tokenizer
+
+    ids = Tokenizer.from_file(str(model_path / "tokenizer.json")).encode(TEXT.read_text() * 2).ids
+    assert len(ids) > LENGTHS[-1] + 37 * len(LENGTHS)
+    return [ids[37 * i : 37 * i + n] for i, n in enumerate(LENGTHS)]
+
+
+@pytest.fixture(scope="session")
+def reference(model_path: Path, prompts: list[list[int]]) -> list[list[int]]:
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    model: Any = AutoModelForCausalLM.from_pretrained(model_path, dtype=torch.float32)
+    answers = []
+    with torch.inference_mode():
+        for prompt in prompts:
+            ids = torch.tensor([prompt])
+            out = model.generate(
+                ids, attention_mask=torch.ones_like(ids), max_new_tokens=NUM_NEW, min_new_tokens=NUM_NEW, do_sample=False, eos_token_id=None,
+                pad_token_id=0,
+            )  # fmt: skip
+            answers.append(out[0, len(prompt) :].tolist())
+    return answers
+
+
+async def answers_of(fleet: Fleet, prompts: list[list[int]], concurrency: int) -> tuple[list[list[int]], list[pb.RoomReport]]:
+    gate = asyncio.Semaphore(concurrency)
+
+    async def one(stub: InferenceStub, prompt: list[int]) -> tuple[list[int], pb.RoomReport]:
+        sampling = pb.SamplingParams(temperature=0, max_tokens=NUM_NEW, ignore_eos=True)
+        request = pb.GenerateRequest(model=MODEL, token_ids=pb.TokenIds(ids=prompt), sampling=sampling, report=True)
+        tokens: list[int] = []
+        report = pb.RoomReport()
+        async with gate:
+            async for message in stub.Generate(request, timeout=600):
+                tokens += message.token_ids
+                if message.HasField("report"):
+                    report = message.report
+                    assert message.usage.completion_tokens == NUM_NEW
+        return tokens, report
+
+    async with grpc.aio.insecure_channel(fleet.grpc, options=CHANNEL_OPTIONS) as channel:
+        # Long ones first: the others then run beside their prefill.
+        order = sorted(range(len(prompts)), key=lambda i: -len(prompts[i])) if concurrency > 1 else range(len(prompts))
+        done = await asyncio.gather(*(one(InferenceStub(channel), prompts[i]) for i in order))
+    by_prompt = dict(zip(order, done, strict=True))
+    return [by_prompt[i][0] for i in range(len(prompts))], [by_prompt[i][1] for i in range(len(prompts))]
+
+
+def assert_equal(answers: list[list[int]], reference: list[list[int]]) -> None:
+    wrong = {LENGTHS[i]: (a, b) for i, (a, b) in enumerate(zip(answers, reference, strict=True)) if a != b}
+    assert not wrong, f"prompts of these lengths differ (ours, transformers): {wrong}"
+
+
+def assert_moved(reports: list[pb.RoomReport], transports: set[str]) -> None:
+    for length, report in zip(LENGTHS, reports, strict=True):
+        assert report.transfer.digest_checked
+        assert report.transfer.bytes >= length * 46_080, f"{length} tokens moved {report.transfer.bytes} bytes"
+        assert report.transfer.puts > 0
+        assert set(report.transfer.transport.split(",")) & transports, report.transfer.transport
+
+
+@pytest.mark.parametrize("concurrency", [1, 16])
+async def test_split_over_shared_memory(shm_fleet: Fleet, prompts: list[list[int]], reference: list[list[int]], concurrency: int) -> None:
+    answers, reports = await answers_of(shm_fleet, prompts, concurrency)
+    assert_equal(answers, reference)
+    assert_moved(reports, {"sysv", "posix", "cma", "memory"})
+    shm_fleet.assert_free()
+
+
+@pytest.mark.parametrize("concurrency", [1, 16])
+async def test_split_over_tcp(tcp_fleet: Fleet, prompts: list[list[int]], reference: list[list[int]], concurrency: int) -> None:
+    answers, reports = await answers_of(tcp_fleet, prompts, concurrency)
+    assert_equal(answers, reference)
+    assert_moved(reports, {"tcp"})
+    tcp_fleet.assert_free()
+
+
+@pytest.mark.parametrize("concurrency", [1, 16])
+async def test_plain(plain_fleet: Fleet, prompts: list[list[int]], reference: list[list[int]], concurrency: int) -> None:
+    answers, _ = await answers_of(plain_fleet, prompts, concurrency)
+    assert_equal(answers, reference)
+    plain_fleet.assert_free()
