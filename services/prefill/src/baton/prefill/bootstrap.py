@@ -29,6 +29,8 @@ log = get_logger(__name__)
 Context = grpc.aio.ServicerContext[Any, Any]
 
 EXPIRE_PERIOD_S = 1.0
+#: How long a decode server may take to read the last answers.
+LAST_WORDS_S = 1.0
 #: Connecting, probing and closing wait for a peer: each has a thread of its own up to this many, so that a dead one delays nobody else.
 NUM_PEER_THREADS = 32
 
@@ -49,7 +51,7 @@ class _Session:
 
     instance_id: str
     loop: asyncio.AbstractEventLoop
-    outbox: asyncio.Queue[bootstrap_pb2.FromPrefill] = field(default_factory=asyncio.Queue)
+    outbox: asyncio.Queue[bootstrap_pb2.FromPrefill | None] = field(default_factory=asyncio.Queue)
     broken: asyncio.Future[str] = field(init=False)
     ended: asyncio.Event = field(default_factory=asyncio.Event)
     #: The connect in progress or done; whoever ends the session closes what came of it.
@@ -59,8 +61,8 @@ class _Session:
     def __post_init__(self) -> None:
         self.broken = self.loop.create_future()
 
-    def send(self, message: bootstrap_pb2.FromPrefill) -> None:
-        """From any thread. What may gather here is bounded by what decode published."""
+    def send(self, message: bootstrap_pb2.FromPrefill | None) -> None:
+        """From any thread; None: the last. What may gather here is bounded by what decode published."""
         self._soon(lambda: self.outbox.put_nowait(message))
 
     def fail(self, reason: str) -> None:
@@ -180,10 +182,14 @@ class BootstrapServicer(bootstrap_pb2_grpc.BootstrapServicer):
             return None
         finally:
             log.info("decode disconnected", peer=session.instance_id, reason=reason)
-            for task in (reader, writer):
-                task.cancel()
+            reader.cancel()
             self._exporter.link_closing(link, reason)
             await asyncio.shield(self._close_peer(link))
+            # A write that is cancelled half way leaves the call unable to end with a status: let it finish where decode still reads.
+            session.send(None)
+            await asyncio.wait((writer,), timeout=LAST_WORDS_S)
+            writer.cancel()
+            await asyncio.gather(reader, writer, return_exceptions=True)
 
     async def _close_peer(self, link: DecodeLink) -> None:
         """Ends all writing through the link; only then may source pages be free."""
@@ -220,8 +226,8 @@ class BootstrapServicer(bootstrap_pb2_grpc.BootstrapServicer):
         self._exporter.published(publication)
 
     async def _write(self, session: _Session, context: Context) -> None:
-        while True:
-            await context.write(await session.outbox.get())
+        while (message := await session.outbox.get()) is not None:
+            await context.write(message)
 
     def _on_peer_lost(self, peer: Peer) -> None:
         """On the transfer library's notifier."""
