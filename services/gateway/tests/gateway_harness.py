@@ -116,14 +116,14 @@ async def rest(call: Any) -> list[inference_pb2.GenerateResponse]:
 
 async def eventually(true: Callable[[], bool], timeout_s: float = 10.0) -> None:
     async with asyncio.timeout(timeout_s):
-        while not true():
+        while not true():  # noqa: ASYNC110 # what is waited for has no event
             await asyncio.sleep(0.005)
 
 
 def says(tokenizer: PromptTokenizer, text: str, *, eos: bool = True) -> list[int]:
     """The ids of an answer."""
     ids = list(tokenizer._tokenizer.encode(text, add_special_tokens=False).ids)
-    return ids + [2] if eos else ids
+    return [*ids, 2] if eos else ids
 
 
 @contextlib.asynccontextmanager

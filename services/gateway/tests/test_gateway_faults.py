@@ -335,7 +335,7 @@ async def test_a_draining_or_stalled_worker_gets_nothing_new(split: Stack) -> No
     call, room = await open_at(split, State.SUCCESS)
     split.prefill.report(worker_pb2.Report(draining=True))
     await split.ready(ready=False)
-    await eventually(lambda: split.gateway._changes.empty())
+    await eventually(split.gateway._changes.empty)
     assert not await serving()
     assert any("draining" in text for text in split.gateway.fleet.problems())
     # what runs goes on

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import pytest
 from hypothesis import given
@@ -29,7 +29,7 @@ class Server:
 @dataclass(frozen=True)
 class Way:
     servers: tuple[Server, ...]
-    limits: RouteLimits = RouteLimits(Limit(100, "c"), Limit(99, "p"))
+    limits: RouteLimits = field(default_factory=lambda: RouteLimits(Limit(100, "c"), Limit(99, "p")))
 
 
 def test_least_load_goes_where_the_busier_server_is_least_busy() -> None:

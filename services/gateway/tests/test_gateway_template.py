@@ -37,7 +37,8 @@ TEMPLATES = {
 {% endfor %}
 {{ messages | map(attribute='role') | join(',') }}{{ eos_token }}{% if add_generation_prompt %}>{% endif %}
 """,
-    "generation": """{% for m in messages %}{% if m['role'] == 'assistant' %}{% generation %}{{ m['content'] }}{{ eos_token }}{% endgeneration %}{% else %}
+    "generation": """{% for m in messages %}{% if m['role'] == 'assistant' %}
+{% generation %}{{ m['content'] }}{{ eos_token }}{% endgeneration %}{% else %}
 {{ m['content'] }}{% endif %}{% endfor %}""",
     "tools": "{% if tools %}T{% endif %}{% if documents is not none and documents %}D{% endif %}{{ tools is none }}{{ messages[-1]['content'] }}",
     "indent": "{{ messages | tojson(indent=2) }}{{ strftime_now('%Y') }}",

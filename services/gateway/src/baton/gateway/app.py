@@ -72,7 +72,7 @@ class Gateway:
         self.grpc = GrpcServer(settings.listen.host, settings.listen.port, tls=settings.tls, options=SERVER_OPTIONS)
         self.grpc.add(register, InferenceServicer(inference), SERVICE)
         front = OpenAIFront(inference, self.rooms, settings.max_body_bytes, started_at_s=int(time.time()))
-        self.http = HttpServer(front.app(), settings.http_address_host, settings.http_port)
+        self.http = HttpServer(front.app(), settings.http_address_host, settings.http_port, settings.tls)
 
     def _workers(self) -> list[Worker]:
         settings = self._settings

@@ -6,12 +6,13 @@ import asyncio
 import contextlib
 import math
 import socket
+import ssl
 from collections.abc import Iterator
 
 import uvicorn
 from starlette.applications import Starlette
 
-from baton.servicekit import AddressUnavailableError, join_address
+from baton.servicekit import AddressUnavailableError, TlsError, TlsSettings, join_address
 
 
 class _Server(uvicorn.Server):
@@ -24,8 +25,10 @@ class _Server(uvicorn.Server):
 class HttpServer:
     """`start`, then `stop`; between them `address` is host:port as bound."""
 
-    def __init__(self, app: Starlette, host: str, port: int) -> None:
+    def __init__(self, app: Starlette, host: str, port: int, tls: TlsSettings) -> None:
+        """With a certificate in `tls` it speaks HTTPS only; with a CA file it demands client certificates, as the gRPC port does."""
         self._app = app
+        self._tls = tls
         self._host = host
         self._wanted_port = port
         self._server: _Server | None = None
@@ -37,10 +40,10 @@ class HttpServer:
         return join_address(self._host, self.port)
 
     async def start(self) -> int:
-        """Binds, serves, and returns the port. Raises AddressUnavailableError."""
+        """Binds, serves, and returns the port. Raises AddressUnavailableError, TlsError."""
+        config = self._config()
         listening = self._bind()
         self.port = listening.getsockname()[1]
-        config = uvicorn.Config(self._app, log_config=None, access_log=False, lifespan="off", server_header=False, date_header=False)
         self._server = _Server(config)
         self._task = asyncio.create_task(self._server.serve(sockets=[listening]), name="http")
         while not self._server.started:
@@ -58,6 +61,26 @@ class HttpServer:
         self._server.should_exit = True
         await self._task
         self._server = self._task = None
+
+    def _config(self) -> uvicorn.Config:
+        tls = self._tls
+        config = uvicorn.Config(
+            self._app,
+            log_config=None,
+            access_log=False,
+            lifespan="off",
+            server_header=False,
+            date_header=False,
+            ssl_certfile=tls.cert_file,
+            ssl_keyfile=tls.key_file,
+            ssl_ca_certs=None if tls.ca_file is None else str(tls.ca_file),
+            ssl_cert_reqs=ssl.CERT_NONE if tls.ca_file is None else ssl.CERT_REQUIRED,
+        )
+        try:
+            config.load()
+        except OSError as error:  # ssl.SSLError is one as well
+            raise TlsError(f"the HTTP server cannot use its certificate, key or CA file: {error}") from error
+        return config
 
     def _bind(self) -> socket.socket:
         try:
