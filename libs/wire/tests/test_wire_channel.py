@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
 import grpc
@@ -56,25 +56,29 @@ async def test_an_idle_stream_is_not_cut_for_its_keepalive() -> None:
         await server.stop(0)
 
 
-async def test_a_frozen_peer_is_found_by_keepalive() -> None:
+@pytest.fixture
+def peer() -> Iterator[tuple[int, int]]:
+    """A server in a process of its own: its process id and port."""
+    process = subprocess.Popen([sys.executable, __file__], stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    yield process.pid, int(process.stdout.readline())
+    process.kill()
+    process.wait()
+
+
+async def test_a_frozen_peer_is_found_by_keepalive(peer: tuple[int, int]) -> None:
     """SIGSTOP: the connection stays open, nobody answers. The stream ends within keepalive time and timeout."""
-    frozen = subprocess.Popen([sys.executable, __file__], stdout=subprocess.PIPE, text=True)
-    try:
-        assert frozen.stdout is not None
-        port = int(await asyncio.to_thread(frozen.stdout.readline))
-        async with grpc.aio.insecure_channel(f"127.0.0.1:{port}", options=hasty(CHANNEL_OPTIONS)) as channel:
-            call = worker_pb2_grpc.WorkerStub(channel).Session()
-            await call.write(worker_pb2.Command())
-            await call.read()
-            os.kill(frozen.pid, signal.SIGSTOP)
-            began = time.monotonic()
-            with pytest.raises(grpc.aio.AioRpcError) as caught:
-                await asyncio.wait_for(call.read(), 10.0)
-            assert caught.value.code() is grpc.StatusCode.UNAVAILABLE
-            assert time.monotonic() - began < 5.0
-    finally:
-        frozen.kill()
-        frozen.wait()
+    pid, port = peer
+    async with grpc.aio.insecure_channel(f"127.0.0.1:{port}", options=hasty(CHANNEL_OPTIONS)) as channel:
+        call = worker_pb2_grpc.WorkerStub(channel).Session()
+        await call.write(worker_pb2.Command())
+        await call.read()
+        os.kill(pid, signal.SIGSTOP)
+        began = time.monotonic()
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await asyncio.wait_for(call.read(), 10.0)
+        assert caught.value.code() is grpc.StatusCode.UNAVAILABLE
+        assert time.monotonic() - began < 5.0
 
 
 async def main() -> None:
