@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -13,12 +14,15 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 
 import baton.kvtransfer as kv
 from baton.kvtransfer import Doorbell, WriteState
 from baton.kvtransfer.ucx.library import wheel_library
 
 PAGE = 4096
+_API = Path(__file__).parents[1] / "src/baton/kvtransfer/native/api.hpp"
+FUNCTIONS = tuple(name for name in re.findall(r"X\((ucp_\w+)\)", _API.read_text(encoding="utf-8")) if name != "ucp_get_version_string")
 
 
 def run(code: str, **environment: str) -> subprocess.CompletedProcess[str]:
@@ -91,14 +95,18 @@ def test_a_named_library_that_is_not_there_is_named() -> None:
     assert "/no/such/libucp.so.0 (named by BATON_UCX_LIBRARY)" in done.stderr
 
 
-def test_a_library_that_lacks_functions_is_refused_by_name(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("version", "functions", "why"), [("1.8.0", (), "lacks ucp_am_send_nbx, "), ("1.17.1", FUNCTIONS, "ends the process")])
+def test_a_library_that_is_too_old_is_refused_by_name(tmp_path: Path, version: str, functions: tuple[str, ...], why: str) -> None:
     source = tmp_path / "old.c"
-    source.write_text('const char *ucp_get_version_string(void) { return "1.8.0"; }\n')
+    source.write_text(
+        "".join([f'const char *ucp_get_version_string(void) {{ return "{version}"; }}\n', *(f"void {name}(void) {{}}\n" for name in functions)])
+    )
     old = tmp_path / "libucp.so.0"
     subprocess.run(["cc", "-shared", "-fPIC", "-o", str(old), str(source)], check=True)
     done = run(OPEN, BATON_UCX_LIBRARY=str(old))
     assert "LibraryTooOld" in done.stderr
-    assert f"{old} (UCX 1.8.0, named by BATON_UCX_LIBRARY) lacks ucp_am_send_nbx" in done.stderr
+    assert f"{old} (UCX {version}, named by BATON_UCX_LIBRARY) {why}" in done.stderr
+    assert "at least 1.18 is needed" in done.stderr
 
 
 def test_a_second_build_of_ucx_is_refused(tmp_path: Path) -> None:

@@ -17,7 +17,6 @@
     X(ucp_ep_create)                                                                                                                                  \
     X(ucp_ep_flush_nbx)                                                                                                                               \
     X(ucp_ep_print_info)                                                                                                                              \
-    X(ucp_ep_query)                                                                                                                                   \
     X(ucp_ep_rkey_unpack)                                                                                                                             \
     X(ucp_get_nbx)                                                                                                                                    \
     X(ucp_get_version)                                                                                                                                \

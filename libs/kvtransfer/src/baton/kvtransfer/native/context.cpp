@@ -7,9 +7,9 @@ namespace baton {
 
 namespace {
 
-// The oldest API whose semantics are relied on (ucp_ep_query with transports).
+// The oldest library that is accepted (library.py says why).
 constexpr unsigned API_MAJOR = 1;
-constexpr unsigned API_MINOR = 13;
+constexpr unsigned API_MINOR = 18;
 
 ucp_config_t *read_config(const Context::Options &options) {
     ucp_config_t *config = nullptr;

@@ -15,7 +15,6 @@ namespace baton {
 namespace {
 
 constexpr int64_t CLOSE_TIMEOUT_NS = 2'000'000'000;
-constexpr size_t MAX_TRANSPORTS = 32;
 
 void add_name(std::string &names, const std::string &name) {
     if (("+" + names + "+").find("+" + name + "+") == std::string::npos) {
@@ -95,35 +94,20 @@ std::string RemoteMemory::mapping() const {
 }
 
 std::string Endpoint::transports() const {
-    std::string names = put_transports();
-    return names.empty() ? all_transports() : names;
+    std::string names = lane_names("rma");
+    return names.empty() ? lane_names("") : names;
 }
 
-std::string Endpoint::put_transports() const {
+// Of the lanes whose description has `word`, as in "lane[2]:  2:cma/memory.0 md[2]  -> ... rma_bw#0".
+std::string Endpoint::lane_names(const std::string &word) const {
     std::string names;
     std::istringstream lines(info());
     for (std::string line; std::getline(lines, line);) {
-        // "lane[2]:  2:cma/memory.0 md[2]  -> ... rma_bw#0"
         const size_t slash = line.find('/');
-        if (line.find("lane[") == std::string::npos || line.find("rma") == std::string::npos || slash == std::string::npos) {
-            continue;
+        if (line.find("lane[") != std::string::npos && slash != std::string::npos && line.find(word, slash) != std::string::npos) {
+            const size_t colon = line.rfind(':', slash);
+            add_name(names, line.substr(colon + 1, slash - colon - 1));
         }
-        add_name(names, line.substr(line.rfind(':', slash) + 1, slash - line.rfind(':', slash) - 1));
-    }
-    return names;
-}
-
-std::string Endpoint::all_transports() const {
-    ucp_transport_entry_t entries[MAX_TRANSPORTS] = {};
-    ucp_ep_attr_t attributes{};
-    attributes.field_mask = UCP_EP_ATTR_FIELD_TRANSPORTS;
-    attributes.transports.entries = entries;
-    attributes.transports.num_entries = MAX_TRANSPORTS;
-    attributes.transports.entry_size = sizeof(entries[0]);
-    check("ucp_ep_query", ucp().ucp_ep_query(handle_, &attributes));
-    std::string names;
-    for (size_t i = 0; i < attributes.transports.num_entries; ++i) {
-        add_name(names, entries[i].transport_name);
     }
     return names;
 }

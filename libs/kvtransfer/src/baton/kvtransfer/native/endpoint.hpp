@@ -52,14 +52,13 @@ public:
     // Names of the transports that UCX chose for puts, joined with "+"; all of the endpoint's where it names none for puts.
     std::string transports() const;
     // Whether the transport has puts of its own; UCX would emulate them otherwise. Final once connected.
-    bool has_puts() const { return !put_transports().empty(); }
+    bool has_puts() const { return !lane_names("rma").empty(); }
     std::string info() const;
 
 private:
     static void on_error_callback(void *self, ucp_ep_h, ucs_status_t status);
     void close();
-    std::string put_transports() const;
-    std::string all_transports() const;
+    std::string lane_names(const std::string &word) const;
 
     Worker &worker_;
     bool peer_errors_;

@@ -15,6 +15,9 @@ from baton.kvtransfer import _native
 from baton.kvtransfer.config import LIBRARY_VARIABLE
 from baton.kvtransfer.errors import LibraryConflict, LibraryNotFound, LibraryTooOld
 
+#: The oldest UCX on which the tests of dying peers pass.
+OLDEST = (1, 18)
+
 _SONAME = "libucp.so.0"
 _UCX_FILE = re.compile(r"/libuc[pst]\b[^/]*\.so[^/]*$")
 _loading = threading.Lock()
@@ -38,12 +41,8 @@ def load(explicit_path: str) -> Library:
         for origin, path in candidates:
             with _settings_while_loading():
                 found, version, missing, problem = _native.load_library(path)
-            if missing:
-                raise LibraryTooOld(
-                    f"{found or path} (UCX {version or 'of unknown version'}, {origin}) lacks {', '.join(missing)}: use UCX 1.13 or newer; "
-                    f"set {LIBRARY_VARIABLE} to its libucp.so.0, or install libucx-cu13"
-                )
             if found:
+                _require_recent(found, version, origin, missing)
                 if explicit_path and not _same_file(found, explicit_path):
                     raise LibraryConflict(f"{found} is in use in this process already, so {explicit_path} ({LIBRARY_VARIABLE}) cannot be used too")
                 return Library(os.path.realpath(found), version)
@@ -52,6 +51,16 @@ def load(explicit_path: str) -> Library:
             f"no usable libucp: {'; '.join(tried)}. Install libucx-cu13 (or libucx-cu12, or the system's libucx0), "
             f"or set {LIBRARY_VARIABLE} to a libucp.so.0"
         )
+
+
+def _require_recent(path: str, version: str, origin: str, missing: list[str]) -> None:
+    numbers = tuple(int(part) for part in version.split(".")[:2] if part.isdecimal())
+    if not missing and numbers >= OLDEST:
+        return
+    why = f"lacks {', '.join(missing)}" if missing else "ends the process when a tcp peer dies at the wrong moment (seen with 1.13 and 1.15)"
+    wheel = wheel_library()
+    remedy = f"set {LIBRARY_VARIABLE}={wheel}" if wheel else f"install libucx-cu13, or set {LIBRARY_VARIABLE} to a newer libucp.so.0"
+    raise LibraryTooOld(f"{path} (UCX {version or 'of unknown version'}, {origin}) {why}; at least {OLDEST[0]}.{OLDEST[1]} is needed: {remedy}")
 
 
 def wheel_library() -> Path | None:
