@@ -155,6 +155,15 @@ async def test_a_leg_that_fails_gives_its_own_words_and_ends_the_other(split: St
     await split.settled()
 
 
+async def test_the_stage_of_a_failure_is_the_rooms_own(split: Stack) -> None:
+    """Decode may not know yet that the transfer began."""
+    call, room = await open_at(split, State.TRANSFERRING)
+    lost = common_pb2.Failure(code=14, origin=common_pb2.ORIGIN_PREFILL, stage=common_pb2.ROOM_STATE_WAITING, cause="prefill_lost", message="gone")
+    split.decode.event(room, failed=lost)
+    _, failure = await failure_of(call)
+    assert failure.stage == State.TRANSFERRING
+
+
 async def test_a_worker_that_does_not_say_who_failed_is_charged_itself(split: Stack) -> None:
     call, room = await open_at(split, State.WAITING)
     split.prefill.fail(room, UNAVAILABLE, "odd")

@@ -325,7 +325,8 @@ class LiveRoom:
         )
 
     def _with_author(self, failure: common_pb2.Failure, leg: Leg) -> common_pb2.Failure:
-        """A worker's failure with what it did not say: by whom, at which stage, when."""
+        """A worker's failure with what it did not say: by whom, when. The stage is the room's: a worker sees only its half of it."""
         whole = self._failure(grpc.StatusCode.UNKNOWN, ORIGINS[leg], "unknown", "")
         whole.MergeFrom(failure)
+        whole.stage = self.machine.state.value
         return whole
