@@ -191,7 +191,7 @@ class Fleet:
         kind = "plain" if "plain" in flags else service
         name = f"{kind}-{secrets.token_hex(3)}"
         port = () if "--port" in flags else ("--port", str(free_port()))
-        common = ("--model-path", str(self.model_path), "--model", MODEL, "--page-size", str(PAGE_SIZE))
+        common = ("--model-path", str(self.model_path), "--model-name", MODEL, "--page-size", str(PAGE_SIZE))
         worker = Worker(ServiceSpec(name, self._command(service, *port, *common, *flags)), self.run_dir)
         self.workers.append(worker)
         return worker

@@ -29,7 +29,7 @@ def test_every_service_gets_the_model_and_a_name(folder: Path) -> None:
     assert [spec.name for spec in workers] == ["prefill-0", "decode-1", "plain-2"]
     for spec in workers:
         assert value_of(spec.command, "--model-path") == str(folder)
-        assert value_of(spec.command, "--model") == "m"
+        assert value_of(spec.command, "--model-name") == "m"
         assert value_of(spec.command, "--port") == "0"
     assert [value_of(spec.command, "--transport") for spec in workers[:2]] == ["tcp", "tcp"]
     assert [value_of(spec.command, "--role") for spec in workers[1:]] == ["decode", "plain"]

@@ -36,7 +36,7 @@ class Server:
         self.folder = folder
         self._ready_file = folder / f"{service}-{secrets.token_hex(4)}.json"
         self.log_path = self._ready_file.with_suffix(".log")
-        command = [sys.executable, "-m", f"baton.{service}.app", "--model-path", str(model), "--model", "tiny", "--threads", "1"]
+        command = [sys.executable, "-m", f"baton.{service}.app", "--model-path", str(model), "--model-name", "tiny", "--threads", "1"]
         command += ["--ready-file", str(self._ready_file), "--parent-pid", str(os.getpid()), "--page-size", str(PAGE_SIZE)]
         command += [*flags]
         for flag, default in (("--port", "0"), ("--num-pages", str(NUM_PAGES)), ("--drain-timeout-s", "10")):

@@ -78,7 +78,7 @@ def gateway_spec(options: FleetOptions, workers: dict[str, list[str]]) -> Servic
 
 
 def _worker(options: FleetOptions, name: str, service: str, *flags: str) -> ServiceSpec:
-    model = ("--model-path", str(options.model_path), "--model", options.model_name)
+    model = ("--model-path", str(options.model_path), "--model-name", options.model_name)
     return ServiceSpec(name, (*_module(service), "--host", options.host, "--port", "0", *model, *flags))
 
 

@@ -34,7 +34,7 @@ class Setting:
         """The default as documentation shows it."""
         if self.required:
             return "required"
-        if self.default is None:
+        if self.default is None or self.default == "":
             return "not set"
         if isinstance(self.default, enum.Enum):
             return str(self.default.value)

@@ -15,7 +15,7 @@ class EngineSettings(SettingsGroup):
     """The model, its KV pool, and how much runs at once."""
 
     model_path: Path = Field(description="Folder of the model in Hugging Face's format: config.json and *.safetensors.")
-    model: str | None = Field(default=None, description="Name of the model for clients; the folder's name when not set.")
+    model_name: str | None = Field(default=None, min_length=1, description="Name of the model for clients; the folder's name when not set.")
     dtype: Literal["float32", "bfloat16"] = Field(default="float32", description="Numbers of weights, activations and KV pages.")
     page_size: int = Field(default=16, ge=1, le=1024, description="Tokens of one KV page; equal on all servers of a fleet.")
     num_pages: int | None = Field(default=None, ge=1, description="Pages of the KV pool; as many as --kv-bytes holds when not set.")
@@ -27,8 +27,8 @@ class EngineSettings(SettingsGroup):
     threads: int | None = Field(default=None, ge=1, description="CPU threads of the engine's arithmetic; torch's default when not set.")
     stall_limit_s: float = Field(default=30.0, gt=0, description="Seconds without progress, while there is work, after which health is NOT_SERVING.")
 
-    def model_name(self) -> str:
-        return self.model or self.model_path.resolve().name
+    def served_name(self) -> str:
+        return self.model_name or self.model_path.resolve().name
 
     def engine_config(self) -> EngineConfig:
         """For the engine. Raises the engine's InvalidSettingError."""

@@ -111,7 +111,7 @@ def _load(settings: DecodeSettings) -> _Model:
     """Blocks for seconds."""
     config = settings.engine.engine_config()
     model = load_model(settings.engine.model_path, config.dtype)
-    mark = fingerprint(settings.engine.model_path, settings.engine.model_name(), model.config, config)
+    mark = fingerprint(settings.engine.model_path, settings.engine.served_name(), model.config, config)
     return _Model(model, config, fingerprint_to_wire(mark))
 
 

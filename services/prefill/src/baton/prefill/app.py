@@ -83,7 +83,7 @@ def _build(settings: PrefillSettings, instance_id: str) -> _Machine:
     """Loads the model and puts its KV pool into memory that peers can be written from. Blocks for seconds."""
     config = settings.engine.engine_config()
     model = load_model(settings.engine.model_path, config.dtype)
-    mark = fingerprint_to_wire(fingerprint(settings.engine.model_path, settings.engine.model_name(), model.config, config))
+    mark = fingerprint_to_wire(fingerprint(settings.engine.model_path, settings.engine.served_name(), model.config, config))
     transfer = settings.transfer
     agent = open_agent(
         AgentConfig(

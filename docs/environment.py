@@ -1,0 +1,81 @@
+"""Writes docs/environment.md from the services' own settings; `--check` says whether it is what they say now."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+
+from baton.decode.config import DecodeSettings
+from baton.gateway.config import GatewaySettings
+from baton.prefill.config import PrefillSettings
+from baton.servicekit import ServiceSettings
+from baton.servicekit.fields import Setting
+
+PAGE = Path(__file__).with_name("environment.md")
+
+SERVICES: tuple[type[ServiceSettings], ...] = (GatewaySettings, PrefillSettings, DecodeSettings)
+
+INTRODUCTION = """# Settings
+
+Made by `python docs/environment.py` from the services' settings; `tox run -e environment` checks that it is up to date.
+
+A flag wins over a service's own variable, that one over a shared variable, and all over the default. An empty variable counts as not set. A list
+is comma separated; a flag that is true or false also has its `--no-` form. A bad value, and a variable with a service's prefix that is no setting,
+stop the start-up with the name and the value. In Kubernetes set `enableServiceLinks: false`: the variables that it makes for a service called
+`baton-gateway` would clash with the gateway's.
+
+Three more variables are read: `BATON_UCX_LIBRARY` (path of a libucp.so.0 to use instead of the system's or the wheel's), `BATON_CACHE_DIR` (where
+`baton model fetch` puts models, by default `~/.cache/baton`), and OpenTelemetry's own `OTEL_EXPORTER_OTLP_*`, `OTEL_TRACES_SAMPLER*`,
+`OTEL_RESOURCE_ATTRIBUTES`, `OTEL_BSP_*` and `OTEL_SPAN_*`, where traces are on.
+"""
+
+
+def page() -> str:
+    parts = [INTRODUCTION, "## Every service\n\n" + shared_table()]
+    parts += [f"## {settings.service}\n\n{(settings.__doc__ or '').strip()}\n\n{table(own(settings))}" for settings in SERVICES]
+    return "\n".join(parts)
+
+
+def own(settings: type[ServiceSettings]) -> list[Setting]:
+    return [row for row in settings.describe() if row.shared_env is None and row.env.startswith("BATON_")]
+
+
+def shared_table() -> str:
+    """Settings that one variable can set for all services. The name in brackets is that of one service alone."""
+    rows: dict[str, str] = {}
+    for settings in SERVICES:
+        for row in settings.describe():
+            name = row.shared_env or row.env
+            if row.shared_env or not row.env.startswith("BATON_"):
+                alone = f" (`{name.replace('BATON_', 'BATON_<SERVICE>_', 1)}`)" if row.shared_env else ""
+                rows[name] = f"| `{name}`{alone} | `{row.flag}` | {cells(row)} |"
+    return "\n".join(["| variable | flag | takes | default | what it is |", "|---|---|---|---|---|", *rows.values()]) + "\n"
+
+
+def table(rows: list[Setting]) -> str:
+    lines = [f"| `{row.env}` | `{row.flag}` | {cells(row)} |" for row in rows]
+    return "\n".join(["| variable | flag | takes | default | what it is |", "|---|---|---|---|---|", *lines]) + "\n"
+
+
+def cells(row: Setting) -> str:
+    default = row.default_text if row.required or row.default in (None, "", ()) else f"`{row.default_text}`"
+    return f"{row.type_name.replace(' |', ',')} | {default} | {row.description}"
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--check", action="store_true", help="change nothing; exit with 1 when the page is out of date")
+    wanted = page()
+    if not parser.parse_args().check:
+        PAGE.write_text(wanted)
+        return 0
+    if not PAGE.exists() or PAGE.read_text() != wanted:
+        print("docs/environment.md is out of date: run python docs/environment.py and commit it")
+        return 1
+    print("docs/environment.md is up to date")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
