@@ -59,13 +59,6 @@ class Server:
     def log(self) -> str:
         return self.log_path.read_text()
 
-    async def until_logged(self, *words: str, timeout_s: float = 30.0) -> None:
-        """Waits for a line that has all of `words`."""
-        deadline = time.monotonic() + timeout_s
-        while not any(all(word in line for word in words) for line in self.log.splitlines()):
-            assert time.monotonic() < deadline, f"{words} not logged:\n{self.log[-6000:]}"
-            await asyncio.sleep(0.05)
-
     @property
     def address(self) -> str:
         return str(self.record["addresses"]["grpc"])
@@ -163,6 +156,8 @@ class Leg:
         self.server = server
         self.rooms: dict[int, Room] = {}
         self.load = worker_pb2.WorkerLoad()
+        self.peers = worker_pb2.PeerStates()
+        self.peers_changed = asyncio.Event()
         self.ended = asyncio.Event()
         self._writing = asyncio.Lock()
 
@@ -188,6 +183,9 @@ class Leg:
         sampling = worker_pb2.Sampling(top_p=1.0, max_tokens=max_tokens)
         await self.send(start=worker_pb2.Start(room=room, prompt_token_ids=prompt, sampling=sampling, **leg))
         return self.rooms[room]
+
+    def connected_to(self, prefill: Server) -> bool:
+        return any(peer.prefill_instance_id == prefill.instance_id for peer in self.peers.peers)
 
     async def abort(self, room: int, origin: int = common_pb2.ORIGIN_CLIENT) -> None:
         await self.send(abort=worker_pb2.Abort(room=room, failure=common_pb2.Failure(code=1, origin=origin, cause="client_gone", message="left")))
@@ -234,6 +232,9 @@ class Leg:
             room.changed.set()
         if report.HasField("load"):
             self.load = report.load
+        if report.HasField("peers"):
+            self.peers = report.peers
+            self.peers_changed.set()
 
 
 class Pair:
@@ -250,8 +251,10 @@ class Pair:
     async def connect(self) -> None:
         """Tells decode its peer, and waits until the two are connected."""
         await self.decode.send(peers=worker_pb2.Peers(bootstrap_addresses=[self.prefill.server.bootstrap]))
-        server = self.decode.server
-        await server.until_logged("prefill connected", self.prefill.server.instance_id)
+        async with asyncio.timeout(30):
+            while not self.decode.connected_to(self.prefill.server):
+                self.decode.peers_changed.clear()
+                await self.decode.peers_changed.wait()
 
     async def start_prefill(self, room: int, prompt: list[int], max_tokens: int, decode_instance_id: str | None = None, **more: Any) -> Room:
         leg = worker_pb2.PrefillLeg(decode_instance_id=decode_instance_id or self.decode.server.instance_id)

@@ -229,6 +229,9 @@ async def test_a_pair_that_does_not_fit_is_refused_with_both_values(fleet, leg_t
         rest = await pair.start_decode(pair.draw(), prompts(20), 4)
         assert await rest.until_over() == "failed"
         assert "page_size: '32' here, '16' there" in rest.failure.message
+        (peer,) = second.peers.peers
+        assert (peer.bootstrap_address, peer.prefill_instance_id) == (prefill.bootstrap, "")
+        assert "page_size: '32' here, '16' there" in peer.problem
         await second.until_free()
         assert prefill.process.poll() is None
         assert decode.process.poll() is None

@@ -55,6 +55,18 @@ async def test_what_moved_is_reported(pair, prompts) -> None:
     await pair.until_free()
 
 
+async def test_gateways_are_told_how_the_pair_is(pair, leg_type) -> None:
+    async with leg_type(pair.decode.server) as later:
+        for leg in (pair.decode, later):
+            while not leg.connected_to(pair.prefill.server):
+                leg.peers_changed.clear()
+                await asyncio.wait_for(leg.peers_changed.wait(), 10)
+            (peer,) = leg.peers.peers
+            assert (peer.bootstrap_address, peer.problem) == (pair.prefill.server.bootstrap, "")
+            assert peer.transport
+            assert peer.gigabytes_per_s > 0.01
+
+
 async def test_many_rooms_at_once(pair, prompts) -> None:
     wanted = [(prompts(1 + (37 * n) % 160), 1 + n % 9) for n in range(64)]
     answers = await asyncio.gather(*(pair.answer(prompt, max_tokens) for prompt, max_tokens in wanted))

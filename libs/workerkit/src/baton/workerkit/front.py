@@ -75,6 +75,7 @@ class WorkerFront:
         self._idle = asyncio.Event()
         self._idle.set()
         self._load_task: asyncio.Task[None] | None = None
+        self._peer_states: worker_pb2.PeerStates | None = None
         self.draining = False
         self.counters: Counter[str] = Counter()
 
@@ -121,11 +122,19 @@ class WorkerFront:
             self._load_task.cancel()
         await asyncio.to_thread(self._host.stop)
 
+    def peers_changed(self, states: worker_pb2.PeerStates) -> None:
+        """Tells every gateway how the pairs with this worker are (decode only)."""
+        self._peer_states = states
+        for session in self._sessions:
+            session.peers(states)
+
     # --- what gateways ask ----------------------------------------------------------------------------------------------------
 
     def attach(self, session: GatewaySession) -> None:
         self._sessions[session] = frozenset()
         session.load(self._load(), self.draining)
+        if self._peer_states is not None:
+            session.peers(self._peer_states)
         log.info("gateway attached", gateway_id=session.gateway_id, gateway_address=session.gateway_address)
 
     def detach(self, session: GatewaySession) -> None:

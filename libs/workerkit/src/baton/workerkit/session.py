@@ -44,6 +44,10 @@ class GatewaySession:
         self._pending.load.CopyFrom(load)
         self._something.set()
 
+    def peers(self, states: worker_pb2.PeerStates) -> None:
+        self._pending.peers.CopyFrom(states)
+        self._something.set()
+
     async def next_report(self) -> worker_pb2.Report | None:
         """Waits for something to tell and takes all of it; None: it was the last."""
         await self._something.wait()

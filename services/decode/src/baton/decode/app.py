@@ -144,6 +144,7 @@ async def _open_receiver(life: Lifecycle, loaded: _Model, settings: DecodeSettin
         num_doorbells=settings.engine.max_rooms,
         threads=threads,
         fatal=life.fail,
+        changed=peers.changed,
     )
     peers.open(doors)
     return _Receiver(agent, region, importer, peers, threads)
@@ -174,6 +175,8 @@ async def _serve_engine(
         on_peers=receiver.peers.name if receiver is not None else None,
         on_lost=engine_lost(life),
     )
+    if receiver is not None:
+        receiver.peers.on_change(front.peers_changed)
     add_services(server, front, engine.role)
     front.start()
     try:

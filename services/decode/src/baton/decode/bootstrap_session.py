@@ -48,6 +48,7 @@ class BootstrapSession:
         self._loop = asyncio.get_running_loop()
         self._outbox: asyncio.Queue[bootstrap_pb2.FromDecode] = asyncio.Queue()
         self.transport = ""
+        self.gigabytes_per_s = 0.0
         self.link: PrefillLink | None = None
 
     def send(self, message: bootstrap_pb2.FromDecode) -> None:
@@ -69,6 +70,7 @@ class BootstrapSession:
                 raise PairRefusedError(f"{text}; serve the same model with the same settings on both")
             verdict = (await self._expect(call, "verdict")).verdict
         self.transport = verdict.transport
+        self.gigabytes_per_s = max(((point.bytes, point.gigabytes_per_s) for point in verdict.points), default=(0, 0.0))[1]
         speeds = {f"write_{point.bytes}_gb_s": round(point.gigabytes_per_s, 2) for point in verdict.points}
         took_ms = round((time.monotonic() - began) * 1e3)
         log.info("prefill connected", peer=hello.instance_id, address=self.address, transport=verdict.transport, took_ms=took_ms, **speeds)

@@ -19,7 +19,7 @@ from baton.kvtransfer import Agent, Inbox, Region, TransferError
 from baton.kvtransfer.identity import Identity
 from baton.servicekit import TlsSettings, get_logger, open_channel
 from baton.wire.channel import CHANNEL_OPTIONS
-from baton.wire.v1 import bootstrap_pb2_grpc
+from baton.wire.v1 import bootstrap_pb2_grpc, worker_pb2
 
 log = get_logger(__name__)
 
@@ -60,6 +60,8 @@ class Doors:
     threads: Executor
     #: Called with a fault of ours that no retry can mend.
     fatal: Callable[[BaseException], None]
+    #: Called when a session came up or ended.
+    changed: Callable[[], None]
 
 
 class PrefillPeer:
@@ -69,6 +71,7 @@ class PrefillPeer:
         self.address = address
         self.link: PrefillLink | None = None
         self.transport = ""
+        self.gigabytes_per_s = 0.0
         self.problem = "not connected yet"
         self._doors = doors
         self._sessions = 0
@@ -85,6 +88,17 @@ class PrefillPeer:
     async def fenced(self) -> None:
         """Waits until every ended session is fenced."""
         await asyncio.gather(*self._fences)
+
+    def state(self) -> worker_pb2.PeerState:
+        """What gateways are told."""
+        if self.link is None:
+            return worker_pb2.PeerState(bootstrap_address=self.address, problem=self.problem)
+        return worker_pb2.PeerState(
+            bootstrap_address=self.address,
+            prefill_instance_id=self.link.instance_id,
+            transport=self.transport,
+            gigabytes_per_s=self.gigabytes_per_s,
+        )
 
     @property
     def num_unfenced(self) -> int:
@@ -137,8 +151,10 @@ class PrefillPeer:
         return session.link is not None
 
     def _came(self, session: BootstrapSession, link: PrefillLink) -> None:
-        self.link, self.transport, self.problem = link, session.transport, ""
+        self.link, self.problem = link, ""
+        self.transport, self.gigabytes_per_s = session.transport, session.gigabytes_per_s
         self._doors.leases.link_ready(self.address)
+        self._doors.changed()
 
     def _went(self, link: PrefillLink | None, inbox: Inbox, problem: str) -> None:
         if problem == LET_GO:
@@ -147,7 +163,10 @@ class PrefillPeer:
             self._log.warning("prefill lost", peer=link.instance_id, problem=problem)
         elif problem != self.problem:
             self._log.warning("prefill away", problem=problem)
+        changed = problem != self.problem
         self.link, self.problem = None, problem
+        if changed:
+            self._doors.changed()
         if link is not None:
             self._doors.leases.link_lost(link, problem)
         fence = asyncio.create_task(self._fence(link, inbox), name=f"fence of {inbox.sender_id}")

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from baton.decode.link import PrefillLink
 from baton.decode.peer import Doors, PrefillPeer
 from baton.servicekit import get_logger
+from baton.wire.v1 import worker_pb2
 
 log = get_logger(__name__)
 
@@ -30,6 +31,14 @@ class PeerSet:
         self._unnamed_since: dict[str, float] = {}
         self._doors: Doors | None = None
         self._closed = False
+        self._on_change: Callable[[worker_pb2.PeerStates], None] = lambda states: None
+
+    def on_change(self, tell: Callable[[worker_pb2.PeerStates], None]) -> None:
+        """`tell` gets the state of all pairs whenever one of them changed."""
+        self._on_change = tell
+
+    def changed(self) -> None:
+        self._on_change(worker_pb2.PeerStates(peers=[peer.state() for peer in self._peers.values()]))
 
     def open(self, doors: Doors) -> None:
         """Before anything is sought: the importer and the set need one another."""
@@ -65,6 +74,7 @@ class PeerSet:
             for address in self._stale(now):
                 log.info("peer let go", address=address)
                 await self._peers.pop(address).close()
+                self.changed()
 
     async def close(self, timeout_s: float) -> None:
         """Ends all sessions and gives their fences `timeout_s`."""
@@ -85,6 +95,7 @@ class PeerSet:
         if address not in self._named:
             log.warning("prefill server sought for a room before any gateway named it", address=address)
         self._peers[address] = PrefillPeer(address, self._doors)
+        self.changed()
 
     def _stale(self, now: float) -> list[str]:
         """Peers that nobody named for a while and that hold no lease."""

@@ -427,12 +427,15 @@ class Report(_message.Message):
     TOKENS_FIELD_NUMBER: _builtins.int
     LOAD_FIELD_NUMBER: _builtins.int
     DRAINING_FIELD_NUMBER: _builtins.int
+    PEERS_FIELD_NUMBER: _builtins.int
     draining: _builtins.bool
     @_builtins.property
     def events(self) -> _containers.RepeatedCompositeFieldContainer[Global___RoomEvent]: ...
     @_builtins.property
     def rooms(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """Tokens of one step: tokens[i] belongs to rooms[i], and is the answer's token number indexes[i] (0 is the first)."""
+        """Tokens of one step: tokens[i] belongs to rooms[i], and is the answer's token number indexes[i] (0 is the first). They precede the events:
+        take them first, because an event may end their room.
+        """
 
     @_builtins.property
     def indexes(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
@@ -441,6 +444,10 @@ class Report(_message.Message):
     @_builtins.property
     def load(self) -> Global___WorkerLoad:
         """Sent with the first report and when it changed, at most once a second."""
+
+    @_builtins.property
+    def peers(self) -> Global___PeerStates:
+        """Decode: sent with the first report and when it changed."""
 
     def __init__(
         self,
@@ -451,14 +458,72 @@ class Report(_message.Message):
         tokens: _abc.Iterable[_builtins.int] | None = ...,
         load: Global___WorkerLoad | None = ...,
         draining: _builtins.bool = ...,
+        peers: Global___PeerStates | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["load", b"load"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["load", b"load", "peers", b"peers"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["draining", b"draining", "events", b"events", "indexes", b"indexes", "load", b"load", "rooms", b"rooms", "tokens", b"tokens"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["draining", b"draining", "events", b"events", "indexes", b"indexes", "load", b"load", "peers", b"peers", "rooms", b"rooms", "tokens", b"tokens"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Report: _TypeAlias = Report  # noqa: Y015
+
+@_typing.final
+class PeerStates(_message.Message):
+    """All prefill servers that a decode server knows."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    PEERS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def peers(self) -> _containers.RepeatedCompositeFieldContainer[Global___PeerState]: ...
+    def __init__(
+        self,
+        *,
+        peers: _abc.Iterable[Global___PeerState] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["peers", b"peers"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___PeerStates: _TypeAlias = PeerStates  # noqa: Y015
+
+@_typing.final
+class PeerState(_message.Message):
+    """One pair: connected and probed, or why not."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    BOOTSTRAP_ADDRESS_FIELD_NUMBER: _builtins.int
+    PREFILL_INSTANCE_ID_FIELD_NUMBER: _builtins.int
+    TRANSPORT_FIELD_NUMBER: _builtins.int
+    GIGABYTES_PER_S_FIELD_NUMBER: _builtins.int
+    PROBLEM_FIELD_NUMBER: _builtins.int
+    bootstrap_address: _builtins.str
+    prefill_instance_id: _builtins.str
+    """Empty: not connected."""
+    transport: _builtins.str
+    """What the writes go over, and how fast the largest put of the probe was."""
+    gigabytes_per_s: _builtins.float
+    problem: _builtins.str
+    def __init__(
+        self,
+        *,
+        bootstrap_address: _builtins.str = ...,
+        prefill_instance_id: _builtins.str = ...,
+        transport: _builtins.str = ...,
+        gigabytes_per_s: _builtins.float = ...,
+        problem: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["bootstrap_address", b"bootstrap_address", "gigabytes_per_s", b"gigabytes_per_s", "prefill_instance_id", b"prefill_instance_id", "problem", b"problem", "transport", b"transport"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___PeerState: _TypeAlias = PeerState  # noqa: Y015
 
 @_typing.final
 class RoomEvent(_message.Message):
