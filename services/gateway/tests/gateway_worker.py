@@ -23,6 +23,15 @@ class Shared:
     """What all workers of a stack agree on: the answer to every prompt, as token ids."""
 
     answer: Callable[[worker_pb2.Start], Sequence[int]]
+    #: Bootstrap address -> the prefill process that is there; the decode servers that see it come and go.
+    prefill: dict[str, str] = field(default_factory=dict)
+    decode: list[ScriptedWorker] = field(default_factory=list)
+
+    def prefill_is(self, address: str, instance_id: str) -> None:
+        """A prefill process came or (empty) went: every decode server notices by itself."""
+        self.prefill[address] = instance_id
+        for worker in self.decode:
+            worker.say_peers()
 
     def tokens(self, start: worker_pb2.Start) -> list[int]:
         """The answer, cut as an engine would: at max_tokens, after a stop token."""
@@ -70,7 +79,7 @@ async def silence(worker: ScriptedWorker, start: worker_pb2.Start) -> None:
     """Takes a room and says nothing of it."""
 
 
-@dataclass
+@dataclass(eq=False)
 class ScriptedWorker(worker_pb2_grpc.WorkerServicer):
     """One worker process, as far as a gateway can tell. `starts`, `aborts`, `peers`: what it was told."""
 
@@ -105,12 +114,20 @@ class ScriptedWorker(worker_pb2_grpc.WorkerServicer):
         assert self.port
         self.address = f"127.0.0.1:{self.port}"
         await self._server.start()
+        if self.role == "prefill":
+            self.shared.prefill_is(self.bootstrap, self.instance_id)
+        elif self.role == "decode":
+            self.shared.decode.append(self)
         return self
 
     async def kill(self) -> None:
         """Ends every stream at once, as a process that dies does."""
         for task in self._tasks:
             task.cancel()
+        if self in self.shared.decode:
+            self.shared.decode.remove(self)
+        if self.role == "prefill" and self.shared.prefill.get(self.bootstrap) == self.instance_id:
+            self.shared.prefill_is(self.bootstrap, "")
         if self._server is not None:
             await self._server.stop(0)
             self._server = None
@@ -129,6 +146,11 @@ class ScriptedWorker(worker_pb2_grpc.WorkerServicer):
         }
         return ScriptedWorker(**(about | changes))
 
+    @property
+    def bootstrap(self) -> str:
+        """Where decode would meet it; nobody listens there."""
+        return f"127.0.0.1:{20_000 + self.port % 10_000}"
+
     # --- the contract
 
     async def Describe(self, request: worker_pb2.DescribeRequest, context: Any) -> worker_pb2.WorkerInfo:  # noqa: N802
@@ -140,7 +162,7 @@ class ScriptedWorker(worker_pb2_grpc.WorkerServicer):
             vocab_size=self.vocab_size,
             max_model_len=self.max_model_len,
             fingerprint=common_pb2.KVFingerprint(**(fingerprint | self.fingerprint)),
-            bootstrap_address=f"127.0.0.1:{20_000 + self.port % 10_000}" if self.role == "prefill" else "",
+            bootstrap_address=self.bootstrap if self.role == "prefill" else "",
             load=self.load(),
         )
 
@@ -170,6 +192,8 @@ class ScriptedWorker(worker_pb2_grpc.WorkerServicer):
                     self.aborts.append(command.abort)
                 case "peers":
                     self.peers.append(list(command.peers.bootstrap_addresses))
+                    if self.role == "decode":
+                        self.say_peers()
             self.news.set()
 
     def _ended(self, task: asyncio.Task[None]) -> None:
@@ -185,6 +209,19 @@ class ScriptedWorker(worker_pb2_grpc.WorkerServicer):
     def report(self, report: worker_pb2.Report) -> None:
         for reports in self._reports:
             reports.put_nowait(report)
+
+    def say_peers(self, problem: str = "") -> None:
+        """Decode: says of each prefill server that was named last that it is connected to whoever is there now, or that it is not."""
+        states = []
+        for address in self.peers[-1] if self.peers else []:
+            there = "" if problem else self.shared.prefill.get(address, "")
+            state = worker_pb2.PeerState(bootstrap_address=address, prefill_instance_id=there)
+            if there:
+                state.transport, state.gigabytes_per_s = "sysv", 4.0
+            else:
+                state.problem = problem or "nobody is there"
+            states.append(state)
+        self.report(worker_pb2.Report(peers=worker_pb2.PeerStates(peers=states)))
 
     def event(self, room: int, **event: Any) -> None:
         self.report(worker_pb2.Report(events=[worker_pb2.RoomEvent(room=room, **event)]))

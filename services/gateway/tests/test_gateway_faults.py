@@ -305,6 +305,24 @@ async def test_a_pair_that_does_not_fit_is_refused_with_both_values(stack_of: St
     assert stack.decode.peers[-1] == []  # it is not sent there either
 
 
+async def test_a_pair_is_used_once_decode_says_that_it_is_connected(stack_of: StackOf) -> None:
+    """The first request pays for no first contact, and a path that decode refuses gets no requests."""
+    stack: Stack = await stack_of()
+    stack.decode.say_peers("probe found tcp, rc was expected")
+    await stack.ready(ready=False)
+    assert any("prefill-0" in text and "decode-0" in text and "rc was expected" in text for text in stack.gateway.fleet.problems())
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        await stack.reply()
+    assert caught.value.code() is UNAVAILABLE
+    assert "rc was expected" in (caught.value.details() or "")
+    stack.decode.shared.prefill_is(stack.prefill.bootstrap, "prefill-of-yesterday")
+    await eventually(lambda: any("still connected to prefill-of-yesterday" in text for text in stack.gateway.fleet.problems()))
+    assert not stack.gateway.fleet.ready
+    stack.decode.shared.prefill_is(stack.prefill.bootstrap, stack.prefill.instance_id)
+    await stack.ready()
+    assert (await stack.reply()).text == "the answer is forty two"
+
+
 async def test_of_two_pairs_only_the_one_that_fits_is_used(stack_of: StackOf) -> None:
     stack: Stack = await stack_of(prefill=2, wait_ready=False)
     odd = stack.of("prefill", 1)

@@ -147,12 +147,14 @@ async def test_models_health_and_ready(split: Stack, client: openai.AsyncOpenAI,
     with pytest.raises(openai.NotFoundError):
         await client.models.retrieve("other")
     assert (await raw.get("/health")).json() == {"status": "ok"}
-    assert (await raw.get("/ready")).json() == {"ready": True, "draining": False, "routes": 1, "problems": [], "rooms": 0}
+    path = {"prefill": "prefill-0", "decode": "decode-0", "transport": "sysv", "gb_per_s": 4.0}
+    ready = {"ready": True, "draining": False, "routes": 1, "problems": [], "paths": [path], "rooms": 0}
+    assert (await raw.get("/ready")).json() == ready
     await split.decode.kill()
     await split.ready(ready=False)
-    ready = await raw.get("/ready")
-    assert (ready.status_code, ready.json()["ready"]) == (503, False)
-    assert "decode-0" in ready.json()["problems"][0]
+    lost = await raw.get("/ready")
+    assert (lost.status_code, lost.json()["ready"], lost.json()["paths"]) == (503, False, [])
+    assert "decode-0" in lost.json()["problems"][0]
     refused = await raw.post("/v1/chat/completions", json={"model": MODEL, "messages": USER})
     assert (refused.status_code, refused.headers["retry-after"]) == (503, "1")
     assert refused.json()["error"]["code"] == "no_route"

@@ -10,6 +10,7 @@ from baton.gateway.compatibility import differences
 from baton.gateway.limits import RouteLimits, limits_of
 from baton.gateway.worker import Leg, Worker
 from baton.servicekit import get_logger
+from baton.wire.v1 import worker_pb2
 
 log = get_logger(__name__)
 
@@ -27,7 +28,10 @@ class Route:
 
 
 class Fleet:
-    """Knows which routes are usable, tells decode servers about prefill servers, and tells `on_ready` when the first route comes or the last goes."""
+    """Knows which routes are usable, tells decode servers about prefill servers, and tells `on_ready` when the first route comes or the last goes.
+
+    A pair is a route once decode says that it is connected to that very prefill process: the first request then pays for no first contact.
+    """
 
     def __init__(self, workers: Sequence[Worker], on_ready: Callable[[bool], None]) -> None:
         self.workers = tuple(workers)
@@ -62,7 +66,20 @@ class Fleet:
         texts = [f"{worker.name}: {worker.unusable_because}" for worker in self.workers if worker.unusable_because]
         for prefill, decode in self._pairs():
             texts += [f"pair refused: {text}" for text in self._differences(prefill, decode)]
+            texts += self._path_problem(prefill, decode)
         return texts
+
+    def paths(self) -> list[tuple[Worker, Worker, worker_pb2.PeerState]]:
+        """(prefill, decode, what KV pages travel over) of every connected pair."""
+        found = [(prefill, decode, decode.path_to(prefill)) for prefill, decode in self._pairs()]
+        return [(prefill, decode, path) for prefill, decode, path in found if decode.connected and path.prefill_instance_id]
+
+    def _path_problem(self, prefill: Worker, decode: Worker) -> list[str]:
+        """Of two usable servers that fit and are not connected."""
+        if prefill.unusable_because or decode.unusable_because or self._differences(prefill, decode):
+            return []
+        path = decode.path_to(prefill)
+        return [] if path.prefill_instance_id else [f"pair of {prefill.name} and {decode.name}: {path.problem or 'not connected'}"]
 
     def _of(self, leg: Leg) -> list[Worker]:
         return [worker for worker in self.workers if worker.leg is leg and worker.info is not None]
@@ -83,7 +100,7 @@ class Fleet:
             found = self._differences(prefill, decode)
             if found:
                 self._log_refusal(prefill, decode, found)
-            elif not prefill.unusable_because and not decode.unusable_because:
+            elif not prefill.unusable_because and not decode.unusable_because and decode.path_to(prefill).prefill_instance_id:
                 split.append(Route((prefill, decode), limits_of((prefill, decode))))
         return plain + split
 

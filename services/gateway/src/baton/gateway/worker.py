@@ -63,6 +63,7 @@ class Worker:
         self.outbox = Outbox(MAX_WAITING_STARTS)
         self.info: worker_pb2.WorkerInfo | None = None
         self.load = worker_pb2.WorkerLoad()
+        self.peers: dict[str, worker_pb2.PeerState] = {}
         self.connected = False
         self.draining = False
         self.problem = "not connected yet"
@@ -117,6 +118,16 @@ class Worker:
             return "it has not said how many KV pages it has"
         return ""
 
+    def path_to(self, prefill: Worker) -> worker_pb2.PeerState:
+        """How this decode server says that its pair with `prefill` is. No instance id: not connected, or to an earlier process there."""
+        assert prefill.info is not None
+        state = self.peers.get(prefill.info.bootstrap_address)
+        if state is None:
+            return worker_pb2.PeerState(problem="not connected yet")
+        if state.prefill_instance_id not in ("", prefill.instance_id):
+            return worker_pb2.PeerState(problem=f"still connected to {state.prefill_instance_id}")
+        return state
+
     # --- rooms ----------------------------------------------------------------------------------------------------------------
 
     def start(self, start: worker_pb2.Start, sink: RoomSink) -> None:
@@ -165,6 +176,7 @@ class Worker:
         """A session with a checked process is up."""
         self.info = info
         self.load = info.load
+        self.peers = {}
         self.draining = info.draining
         self.connected = True
         self.problem = ""
@@ -216,7 +228,9 @@ class Worker:
         if report.HasField("load"):
             self.load = report.load
         self.draining = report.draining
-        if self.unusable_because != before:
+        if report.HasField("peers"):
+            self.peers = {peer.bootstrap_address: peer for peer in report.peers.peers}
+        if self.unusable_because != before or report.HasField("peers"):
             self._changed()
 
     def _changed(self) -> None:

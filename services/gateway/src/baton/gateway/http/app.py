@@ -76,6 +76,15 @@ class OpenAIFront:
             "draining": self.rooms.draining,
             "routes": len(self.inference.fleet.routes),
             "problems": self.inference.fleet.problems(),
+            "paths": [
+                {
+                    "prefill": prefill.instance_id,
+                    "decode": decode.instance_id,
+                    "transport": path.transport,
+                    "gb_per_s": round(path.gigabytes_per_s, 3),
+                }
+                for prefill, decode, path in self.inference.fleet.paths()
+            ],
             "rooms": len(self.rooms),
         }
         return json_response(body, 200 if ready else 503)
