@@ -28,6 +28,10 @@ async def main(life):
     life.ready({"grpc": "127.0.0.1:1"})
     if mode == "fail":
         life.fail(RuntimeError("engine died"))
+    if mode == "watched":
+        async def clock():
+            raise RuntimeError("clock stopped")
+        life.watch(asyncio.create_task(clock()))
     await life.stopped()
     if mode == "slow-drain":
         print("draining", flush=True)
@@ -114,7 +118,7 @@ def test_a_second_signal_cuts_the_drain_short(probes: list[Probe], tmp_path: Pat
     assert probe.end()[0] == 143
 
 
-@pytest.mark.parametrize(("mode", "said"), [("raise", "no disk"), ("fail", "engine died")])
+@pytest.mark.parametrize(("mode", "said"), [("raise", "no disk"), ("fail", "engine died"), ("watched", "clock stopped")])
 def test_a_failure_exits_with_one_and_is_logged(probes: list[Probe], tmp_path: Path, mode: str, said: str) -> None:
     probe = start(probes, mode, tmp_path)
     status, _, err = probe.end()

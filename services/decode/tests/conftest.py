@@ -113,8 +113,17 @@ class Fleet:
         return server
 
     def close(self) -> None:
+        """Ends what still runs, and looks for shared memory that outlives its owner: however a process ended, there must be none."""
         for server in self.servers:
             server.kill()
+        assert left_behind({server.process.pid for server in self.servers}) == []
+
+
+def left_behind(pids: set[int]) -> list[str]:
+    """System V segments that one of `pids` made, and files in /dev/shm that name one."""
+    rows = [line.split() for line in Path("/proc/sysvipc/shm").read_text().splitlines()[1:]]
+    segments = [f"sysv segment {row[1]}" for row in rows if int(row[4]) in pids]
+    return segments + [str(path) for path in Path("/dev/shm").iterdir() if any(str(pid) in path.name for pid in pids)]
 
 
 class Room:

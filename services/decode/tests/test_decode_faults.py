@@ -155,6 +155,26 @@ async def test_a_suspended_writer_that_dies_is_proof(slow_pair, prompts) -> None
     await pair.decode.until_free(timeout_s=5)
 
 
+@pytest.mark.parametrize("slow_pair", ["tcp"], indirect=True)
+async def test_over_tcp_a_suspended_writer_is_fenced_without_its_word(slow_pair, leg_type, pair_type, prompts) -> None:
+    """Its session is missed after at most 15 s, and its way in is then destroyed: what it sends when it wakes up finds nobody."""
+    pair = slow_pair
+    number, _, rest = await in_mid_transfer(pair, prompts)
+    pair.prefill.server.send(signal.SIGSTOP)
+    try:
+        await pair.decode.abort(number)
+        assert await rest.until_over() == "failed"
+        await pair.decode.until_quarantined(-(-LONG // 16))
+        await pair.decode.until_free(timeout_s=20)
+    finally:
+        pair.prefill.server.send(signal.SIGCONT)
+    async with leg_type(pair.prefill.server) as first:  # our own session with it was missed as well
+        again = pair_type(first, pair.decode)
+        await again.connect()
+        assert len(await again.answer(prompts(40), 6)) == 6
+        await again.until_free()
+
+
 async def test_only_the_named_decode_server_may_publish(slow_pair, prompts) -> None:
     pair = slow_pair
     number = pair.draw()

@@ -55,6 +55,17 @@ class Lifecycle:
             self.failure = error
         self.stopping.set()
 
+    def watch(self, task: asyncio.Task[None]) -> asyncio.Task[None]:
+        """Stops the service when a task that should run for its whole life ends with an error."""
+        task.add_done_callback(self._watched_ended)
+        return task
+
+    def _watched_ended(self, task: asyncio.Task[None]) -> None:
+        error = None if task.cancelled() else task.exception()
+        if error is not None:
+            log.error("a task of the service failed", task=task.get_name(), exc_info=error)
+            self.fail(error)
+
     async def stopped(self) -> None:
         """Waits until this process shall stop."""
         await self.stopping.wait()

@@ -46,7 +46,7 @@ async def serve_until_stopped(
 
     `server` and `front` are started already. Returns when no room is open and no peer can touch our pages, or when waiting for that was in vain.
     """
-    watch = asyncio.create_task(ProgressWatch(host, server.set_serving, stall_limit_s=stall_limit_s).run())
+    watch = life.watch(asyncio.create_task(ProgressWatch(host, server.set_serving, stall_limit_s=stall_limit_s).run(), name="progress watch"))
     try:
         await server.set_serving(True)
         life.ready(addresses)

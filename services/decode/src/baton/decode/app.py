@@ -165,7 +165,7 @@ async def _serve_engine(
     clock: asyncio.Task[None] | None = None
     if receiver is not None:
         receiver.importer.on_wake(host.wake)
-        clock = asyncio.create_task(receiver.peers.run(receiver.importer.tick))
+        clock = life.watch(asyncio.create_task(receiver.peers.run(receiver.importer.tick), name="clock of leases"))
     front = WorkerFront(
         host,
         Limits(engine.role, loaded.model.config.vocab_size, engine.max_model_len, engine.layout.num_pages, engine.layout.page_size),

@@ -123,7 +123,7 @@ async def _serve_machine(life: Lifecycle, machine: _Machine, settings: PrefillSe
     )
     add_services(server, front, Role.PREFILL)
     front.start()
-    clock = asyncio.create_task(bootstrap.run())
+    clock = life.watch(asyncio.create_task(bootstrap.run(), name="clock of publications"))
     try:
         await server.start()
         await bootstrap_server.set_serving(True)
