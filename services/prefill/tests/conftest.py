@@ -63,6 +63,7 @@ class Prefill:
         np.frombuffer(self.region.buffer, dtype=np.uint8)[:] = np.random.default_rng(3).integers(1, 255, SOURCE.pool_bytes)
         self.exporter = Exporter(SOURCE, self.region, unmatched_timeout_s=5.0, max_unmatched=3)
         self.agent.on_write(self.exporter.write_ended)
+        self.layout = SOURCE
         self.events: list[ExportEvent] = []
         self.wakes = 0
         self.exporter.on_wake(self._woken)

@@ -9,6 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 from importlib.metadata import version
+from typing import TYPE_CHECKING
 
 from baton.decode.bootstrap_session import make_hello
 from baton.decode.config import DecodeSettings, load_settings
@@ -16,8 +17,7 @@ from baton.decode.importer import Importer
 from baton.decode.peer import Doors
 from baton.decode.peers import PeerSet
 from baton.decode.sampling import DigestSampler
-from baton.engine import Engine, EngineConfig, EngineError, Role, fingerprint, load_model, plan_layout
-from baton.engine.models.llama import LlamaModel
+from baton.engine import EngineConfig, EngineError, Role, fingerprint, plan_layout
 from baton.kvtransfer import Agent, AgentConfig, Region, TransferError, open_agent
 from baton.kvtransfer.identity import Identity
 from baton.servicekit import (
@@ -37,6 +37,10 @@ from baton.wire.channel import SERVER_OPTIONS
 from baton.wire.v1 import common_pb2
 from baton.workerkit import Description, EngineHost, Limits, WorkerFront, as_mapping, fingerprint_to_wire
 from baton.workerkit.serving import add_services, engine_lost, serve_until_stopped
+
+if TYPE_CHECKING:
+    from baton.engine import Engine
+    from baton.engine.models.llama import LlamaModel
 
 log = get_logger(__name__)
 
@@ -109,6 +113,8 @@ async def _serve(life: Lifecycle, *, settings: DecodeSettings, instance_id: str,
 
 def _load(settings: DecodeSettings) -> _Model:
     """Blocks for seconds."""
+    from baton.engine import load_model  # torch takes seconds to import: --help and a bad setting need not wait for it
+
     config = settings.engine.engine_config()
     model = load_model(settings.engine.model_path, config.dtype)
     mark = fingerprint(settings.engine.model_path, settings.engine.served_name(), model.config, config)
@@ -151,6 +157,8 @@ async def _open_receiver(life: Lifecycle, loaded: _Model, settings: DecodeSettin
 
 
 def _make_engine(loaded: _Model, receiver: _Receiver | None) -> Engine:
+    from baton.engine import Engine
+
     if receiver is None:
         return Engine(Role.PLAIN, loaded.model, loaded.config)
     return Engine(Role.DECODE, loaded.model, loaded.config, buffer=receiver.region.buffer, importer=receiver.importer)

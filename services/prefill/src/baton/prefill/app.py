@@ -8,8 +8,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from importlib.metadata import version
+from typing import TYPE_CHECKING
 
-from baton.engine import Engine, EngineError, Role, fingerprint, load_model, plan_layout
+from baton.engine import EngineError, Role, fingerprint, plan_layout
 from baton.kvtransfer import Agent, AgentConfig, Region, TransferError, open_agent
 from baton.prefill.bootstrap import BootstrapServicer, Here
 from baton.prefill.config import PrefillSettings, load_settings
@@ -31,6 +32,9 @@ from baton.wire.channel import SERVER_OPTIONS
 from baton.wire.v1 import bootstrap_pb2_grpc, common_pb2
 from baton.workerkit import Description, EngineHost, Limits, WorkerFront, as_mapping, fingerprint_to_wire
 from baton.workerkit.serving import add_services, engine_lost, serve_until_stopped
+
+if TYPE_CHECKING:
+    from baton.engine import Engine
 
 log = get_logger(__name__)
 
@@ -81,6 +85,8 @@ async def _serve(life: Lifecycle, *, settings: PrefillSettings, instance_id: str
 
 def _build(settings: PrefillSettings, instance_id: str) -> _Machine:
     """Loads the model and puts its KV pool into memory that peers can be written from. Blocks for seconds."""
+    from baton.engine import Engine, load_model  # torch takes seconds to import: --help and a bad setting need not wait for it
+
     config = settings.engine.engine_config()
     model = load_model(settings.engine.model_path, config.dtype)
     mark = fingerprint_to_wire(fingerprint(settings.engine.model_path, settings.engine.served_name(), model.config, config))
