@@ -12,8 +12,12 @@ from torch import Tensor
 from baton.engine.philox import uniform
 from baton.engine.types import SamplingParams
 
-#: top_p is usually reached within this many tokens; only then is a full sort avoided.
-_NUCLEUS_GUESS = 256
+#: A draw adds up blocks of this many token ids first, then the tokens of one block.
+_BLOCK = 256
+
+#: Filters find their last token through a histogram of the logits: this many bins, each this part of a factor e in probability wide.
+_NUM_BINS = 2048
+_BINS_PER_E = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,15 +45,18 @@ def sample(logits: Tensor, draws: List[Draw]) -> list[int | None]:
             drawn[row] = None
     random = [row for row, draw in enumerate(draws) if draw.params.temperature > 0 and drawn[row] is not None]
     if random:
-        scaled = _scale(logits[random] if len(random) < len(draws) else logits, [draws[row] for row in random])
-        for row, token in zip(random, _draw(scaled, [draws[row] for row in random]), strict=True):
+        params = [draws[row].params for row in random]
+        weights = _weights(logits[random] if len(random) < len(draws) else logits, best[random], params)
+        chances = [uniform(draws[row].params.seed, draws[row].position) for row in random]
+        for row, token in zip(random, _pick(weights, chances), strict=True):
             drawn[row] = token
     return drawn
 
 
 def filtered_probabilities(logits: Tensor, params: SamplingParams) -> Tensor:
     """[vocabulary] float32: the distribution that `sample` draws from at a temperature above 0. For tests and logprobs."""
-    return _scale(logits.clone().unsqueeze(0), [Draw(params, 0, 0)]).softmax(dim=-1)[0]
+    weights = _weights(logits.unsqueeze(0), logits.max().unsqueeze(0), [params])[0]
+    return weights[: len(logits)] / weights.sum()
 
 
 def _forbid_early_stop(logits: Tensor, draws: List[Draw]) -> None:
@@ -58,42 +65,75 @@ def _forbid_early_stop(logits: Tensor, draws: List[Draw]) -> None:
             logits[row, [token for token in draw.params.stop_token_ids if token < logits.shape[-1]]] = -math.inf
 
 
-def _scale(logits: Tensor, draws: List[Draw]) -> Tensor:
-    """Divides by the temperatures and sets what the filters leave out to -inf."""
-    logits = logits / torch.tensor([[draw.params.temperature] for draw in draws])
-    vocab_size = logits.shape[-1]
-    for row, draw in enumerate(draws):
-        params = draw.params
-        if 0 < params.top_k < vocab_size:
-            _keep_from(logits[row], logits[row].topk(params.top_k).values[-1])
-        if params.top_p < 1:
-            _keep_from(logits[row], _nucleus_edge(logits[row], params.top_p))
-        if params.min_p > 0:
-            _keep_from(logits[row], logits[row].max() + math.log(params.min_p))
-    return logits
+def _weights(logits: Tensor, best: Tensor, params: List[SamplingParams]) -> Tensor:
+    """[rows, vocabulary rounded up to whole blocks] float32: unnormalised probabilities, 0 where a filter says no."""
+    num_rows, vocab_size = logits.shape
+    temperatures = torch.tensor([[each.temperature] for each in params])
+    scaled = torch.full((num_rows, -(-vocab_size // _BLOCK) * _BLOCK), -math.inf)
+    # The largest scaled logit is 0: nothing overflows at any temperature.
+    torch.div(logits - best.unsqueeze(-1), temperatures, out=scaled[:, :vocab_size])
+    for row, each in zip(scaled, params, strict=True):
+        edge = _edge(row, each, vocab_size)
+        if edge is not None:
+            row.masked_fill_(row < edge, -math.inf)
+    return scaled.exp_()
 
 
-def _keep_from(row: Tensor, least: Tensor) -> None:
-    row.masked_fill_(row < least, -math.inf)
+def _edge(row: Tensor, params: SamplingParams, vocab_size: int) -> Tensor | None:
+    """The least scaled logit that all filters keep; None when there is no filter."""
+    edges: list[Tensor] = []
+    if 0 < params.top_k < vocab_size:
+        edges.append(_kth_largest(row, params.top_k))
+    if params.top_p < 1:
+        edges.append(_nucleus_edge(row[row >= edges[0]] if edges else row, params.top_p))
+    if params.min_p > 0:
+        edges.append(torch.tensor(math.log(params.min_p)))
+    return torch.stack(edges).max() if edges else None
+
+
+def _bins(row: Tensor) -> Tensor:
+    """Which bin of the histogram each value (at most 0) falls into; the last one takes all that is left."""
+    return (row * -_BINS_PER_E).clamp_(max=_NUM_BINS - 1).long()
+
+
+def _kth_largest(row: Tensor, k: int) -> Tensor:
+    bins = _bins(row)
+    upto = torch.bincount(bins, minlength=_NUM_BINS).cumsum(dim=0)
+    last = int(torch.searchsorted(upto, k))
+    before = int(upto[last - 1]) if last else 0
+    return row[bins == last].topk(k - before).values[-1]
 
 
 def _nucleus_edge(row: Tensor, top_p: float) -> Tensor:
-    """The logit of the last token of the smallest set of most probable tokens whose probabilities reach top_p."""
-    total = row.logsumexp(dim=-1)
-    for count in (min(_NUCLEUS_GUESS, row.numel()), row.numel()):
-        ordered = row.topk(count).values
-        mass = (ordered - total).exp().cumsum(dim=-1, dtype=torch.float64)
-        if mass[-1] >= top_p or count == row.numel():
-            break
-    reached = int(torch.searchsorted(mass, torch.tensor(top_p, dtype=torch.float64)))
-    return ordered[min(reached, count - 1)]
+    """The last value of the smallest set of most probable tokens whose probabilities reach top_p. Only one bin is sorted."""
+    bins = _bins(row)
+    upto = torch.bincount(bins, weights=row.exp().double(), minlength=_NUM_BINS).cumsum(dim=0)
+    wanted = upto[-1] * top_p
+    last = int(torch.searchsorted(upto, wanted))
+    inside = row[bins == last].sort(descending=True).values
+    mass = inside.exp().double().cumsum(dim=0)
+    if last:
+        mass += upto[last - 1]
+    return inside[min(int(torch.searchsorted(mass, wanted)), len(inside) - 1)]
 
 
-def _draw(scaled: Tensor, draws: List[Draw]) -> list[int]:
-    cumulative = scaled.softmax(dim=-1).cumsum(dim=-1, dtype=torch.float64)
+def _pick(weights: Tensor, chances: List[float]) -> list[int]:
+    """The inverse of each row's cumulative distribution at its chance, in two stages: the block, then the token in it."""
+    blocks = weights.view(len(weights), -1, _BLOCK)
+    chance = torch.tensor(chances, dtype=torch.float64).unsqueeze(-1)
+    upto = blocks.sum(dim=-1).double().cumsum(dim=-1)
+    block, rest = _invert(upto, chance * upto[:, -1:])
+    inside = blocks[torch.arange(len(weights)), block].double().cumsum(dim=-1)
+    token, _ = _invert(inside, rest)
+    picked: list[int] = (block * _BLOCK + token).tolist()
+    return picked
+
+
+def _invert(cumulative: Tensor, point: Tensor) -> tuple[Tensor, Tensor]:
+    """Index of the first sum above `point`, [rows], and what `point` exceeds the sum before it by, [rows, 1]."""
     total = cumulative[:, -1:]
-    chance = torch.tensor([[uniform(draw.params.seed, draw.position)] for draw in draws], dtype=torch.float64)
-    # u * total may round up to total, which no cumulative sum exceeds.
-    point = torch.minimum(chance * total, torch.nextafter(total, torch.zeros_like(total)))
-    tokens: list[int] = torch.searchsorted(cumulative, point, right=True).squeeze(-1).tolist()
-    return tokens
+    # Rounding may put the point at the total, which no sum exceeds.
+    point = torch.minimum(point, torch.nextafter(total, torch.zeros_like(total)))
+    index = torch.searchsorted(cumulative, point, right=True)
+    before = cumulative.gather(-1, (index - 1).clamp_(min=0)).masked_fill_(index == 0, 0.0)
+    return index.squeeze(-1), point - before
