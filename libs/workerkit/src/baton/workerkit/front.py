@@ -234,14 +234,17 @@ class WorkerFront:
     # --- what the engine says -------------------------------------------------------------------------------------------------
 
     def _on_batch(self, batch: Batch) -> None:
+        tokens: dict[GatewaySession, list[Token]] = {}
         for event in batch.events:
             entry = self._rooms.get(event.room)
             if entry is None:
                 self.counters["event_of_ended_room"] += 1
             elif isinstance(event, Token):
-                entry.owner.token(event.room, event.index, event.token)
+                tokens.setdefault(entry.owner, []).append(event)
             else:
                 self._on_event(entry, event, batch.at)
+        for session, events in tokens.items():
+            session.tokens(events)
 
     def _on_event(self, entry: OpenRoom[GatewaySession], event: EngineEvent, at: float) -> None:
         if ends(event):

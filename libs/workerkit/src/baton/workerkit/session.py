@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 
+from baton.engine.types import Token
 from baton.wire.v1 import worker_pb2
 
 
@@ -31,11 +32,12 @@ class GatewaySession:
         self._pending.events.append(event)
         self._something.set()
 
-    def token(self, room: int, index: int, token: int) -> None:
+    def tokens(self, events: list[Token]) -> None:
+        """One step's tokens of this session's rooms."""
         report = self._pending
-        report.rooms.append(room)
-        report.indexes.append(index)
-        report.tokens.append(token)
+        report.rooms.extend([event.room for event in events])
+        report.indexes.extend([event.index for event in events])
+        report.tokens.extend([event.token for event in events])
         self._something.set()
 
     def load(self, load: worker_pb2.WorkerLoad, draining: bool) -> None:
