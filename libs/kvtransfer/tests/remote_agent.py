@@ -137,6 +137,8 @@ def serve(pipe: Connection) -> None:
         try:
             name, arguments = pipe.recv()
         except EOFError:
+            if target is not None:
+                target.close()
             return
         try:
             if name == "open":

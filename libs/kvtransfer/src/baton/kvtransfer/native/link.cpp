@@ -139,7 +139,7 @@ void Link::greet() {
         return;
     }
     if (!table_.mapped() || !bell_.mapped()) {
-        fail(UCS_ERR_UNREACHABLE, "the receiver's doorbells cannot be mapped over " + endpoint_->transports() + ": shared memory needs sysv or posix");
+        fail(UCS_ERR_UNREACHABLE, "the receiver's doorbells cannot be mapped over " + endpoint_->transports() + ": shared memory needs UCX's sysv (or posix, ucx_options TLS=sm)");
         return;
     }
     header_ = reinterpret_cast<TableHeader *>(table_.mapped());

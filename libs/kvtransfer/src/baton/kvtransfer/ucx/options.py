@@ -10,8 +10,11 @@ from baton.kvtransfer.config import AgentConfig
 SHM = "shm"
 NETWORK = "network"
 
-_RECEIVING = {"auto": "^self", "shm": "sm", "tcp": "tcp"}
-_SENDING = {SHM: "sm", NETWORK: "^self,sm"}
+#: Not posix: a process killed while it starts leaves a file in /dev/shm behind; a sysv segment goes with its last process.
+_SHARED = "sysv,cma"
+
+_RECEIVING = {"auto": "^self,posix", "shm": _SHARED, "tcp": "tcp"}
+_SENDING = {SHM: _SHARED, NETWORK: "^self,sm"}
 
 
 def receiving(config: AgentConfig) -> Mapping[str, str]:
@@ -25,9 +28,7 @@ def sending(config: AgentConfig, path: str) -> Mapping[str, str]:
 
 
 def _complete(config: AgentConfig, transports: str) -> Mapping[str, str]:
-    if config.device and not transports.startswith("^"):
-        transports += ",cuda"
-    ours = {"TLS": transports}
-    if transports != "sm":
+    ours = {"TLS": f"{transports},cuda" if config.device and not transports.startswith("^") else transports}
+    if transports != _SHARED:
         ours["TCP_CONN_NB"] = "y"  # a host that does not answer must not hold up a queue
     return {**ours, **config.ucx_options}
