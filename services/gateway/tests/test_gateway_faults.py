@@ -86,6 +86,39 @@ async def test_a_killed_worker_ends_the_room_at_once_and_the_other_leg(split: St
     await split.settled()
 
 
+async def test_prefill_lost_after_the_hand_over_harms_nobody(split: Stack) -> None:
+    """Decode has the KV cache and the client the first token; that prefill never said `transferred` does not matter any more."""
+    call, room = await open_at(split, State.TRANSFERRING)
+    split.decode.event(room, kv_ready=worker_pb2.KvReady())
+    await eventually(lambda: split.gateway.rooms._rooms[room].machine.state is State.SUCCESS)
+    await split.prefill.kill()
+    await split.ready(ready=False)
+    split.decode.tokens(room, 1, [101])
+    split.decode.event(room, finished=worker_pb2.Finished(reason=LENGTH, completion_tokens=2))
+    messages = await rest(call)
+    assert [token for message in messages for token in message.token_ids] == [100, 101]
+    await split.settled()
+
+
+async def test_prefill_lost_before_its_token_came_fails_the_room(split: Stack) -> None:
+    call, room = await open_at(split, State.WAITING)
+    split.decode.event(room, kv_ready=worker_pb2.KvReady())
+    await eventually(lambda: split.gateway.rooms._rooms[room].machine.state is State.SUCCESS)
+    await split.prefill.kill()
+    code, failure = await failure_of(call)
+    assert (code, failure.cause) == (UNAVAILABLE, "prefill_lost")
+    await split.settled()
+
+
+async def test_tokens_of_a_report_count_before_its_events(split: Stack) -> None:
+    """One engine step may end a room that it also gave a token."""
+    call, room = await open_at(split, State.SUCCESS)
+    finished = worker_pb2.RoomEvent(room=room, finished=worker_pb2.Finished(reason=LENGTH, completion_tokens=4))
+    split.decode.report(worker_pb2.Report(events=[finished], rooms=[room, room], indexes=[2, 3], tokens=[102, 103]))
+    messages = await rest(call)
+    assert messages[-1].usage.completion_tokens == 4
+
+
 @pytest.mark.parametrize("victim", ["prefill", "decode"])
 async def test_a_worker_that_comes_back_on_its_port_is_used_again(split: Stack, victim: str) -> None:
     old = split.of(victim)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import socket
 from collections.abc import AsyncIterator, Callable
 from typing import Any
 
@@ -323,29 +324,32 @@ async def test_a_client_that_leaves_ends_both_legs(split: Stack, stream: bool, a
 async def test_a_client_that_does_not_read_is_ended_within_a_bound(stack_of: StackOf, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("baton.gateway.inference.LAST_WORDS_S", 0.2)
     monkeypatch.setattr("baton.gateway.http.responses.LAST_WORDS_S", 0.2)
-    big = {role: {"max_model_len": 200_000, "total_pages": 20_000} for role in ("prefill", "decode")}
-    stack: Stack = await stack_of(answer=lambda start: [100] * 100_000, max_buffered_tokens=64, worker=big)
+    big = {role: {"max_model_len": 400_000, "total_pages": 40_000} for role in ("prefill", "decode")}
+    stack: Stack = await stack_of(answer=lambda start: [100] * 200_000, max_buffered_tokens=2_000, worker=big)
 
-    async def flood(worker: Any, start: worker_pb2.Start) -> None:
+    async def trickle(worker: Any, start: worker_pb2.Start) -> None:
+        """A token a report, so that each makes an event of its own and what the sockets hold is filled."""
         worker.event(start.room, kv_ready=worker_pb2.KvReady())
-        for index in range(1, 100_000, 100):
-            worker.tokens(start.room, index, [100 + index % 3] * 100)
-            await asyncio.sleep(0.001)
+        for index in range(1, 200_000):
+            worker.tokens(start.room, index, [100])
+            if index % 50 == 0:
+                await asyncio.sleep(0.002)
             if worker.aborts:
                 return
 
-    stack.script(None, flood)
-    _, writer = await asyncio.open_connection(*stack.http.removeprefix("http://").split(":"), limit=1024)
-    body = json.dumps(CHAT | {"stream": True, "max_tokens": 100_000}).encode()
-    writer.write(b"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\ncontent-length: %d\r\n\r\n%b" % (len(body), body))
-    await stack.decode.wait(lambda: bool(stack.decode.aborts), timeout_s=30)
+    stack.script(None, trickle)
+    host, port = stack.http.removeprefix("http://").split(":")
+    deaf = socket.socket()
+    deaf.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+    deaf.connect((host, int(port)))
+    body = json.dumps(CHAT | {"stream": True, "max_tokens": 200_000}).encode()
+    deaf.sendall(b"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\ncontent-length: %d\r\n\r\n%b" % (len(body), body))
+    await stack.decode.wait(lambda: bool(stack.decode.aborts), timeout_s=60)
     assert stack.decode.aborts[0].failure.cause == "slow_reader"
     await stack.settled()
     # its handler lets go, though the client never reads
-    await eventually(
-        lambda: not any("http.responses" in repr(task.get_coro()) or "run_asgi" in repr(task.get_coro()) for task in asyncio.all_tasks()), 5.0
-    )
-    writer.close()
+    await eventually(lambda: not any("run_asgi" in repr(task.get_coro()) for task in asyncio.all_tasks()), 5.0)
+    deaf.close()
 
 
 async def test_a_drain_refuses_what_is_new_on_connections_that_are_old(split: Stack, raw: httpx.AsyncClient) -> None:
