@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import logging
 import ssl
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -85,9 +86,13 @@ async def test_http_headers_carry_the_trace_too_and_failures_are_marked(stack_of
 @pytest.fixture
 def logged() -> Iterator[io.StringIO]:
     stream = io.StringIO()
+    root = logging.getLogger()
+    handlers, level = list(root.handlers), root.level
     configure_logs(LogSettings(format="json"), service="gateway", instance_id="g-1", stream=stream)  # type: ignore[arg-type]
     yield stream
     structlog.reset_defaults()
+    root.handlers[:] = handlers
+    root.setLevel(level)
 
 
 async def test_every_line_of_a_request_has_its_room_and_its_trace(stack_of: StackOf, logged: io.StringIO) -> None:
