@@ -51,7 +51,8 @@ class WeightReader:
         tensor: Tensor = handle.get_tensor(name)
         if not tensor.is_floating_point():
             raise WeightsError(file, f"tensor {name} has dtype {tensor.dtype}; expected float32, float16 or bfloat16")
-        return tensor.to(self._dtype)
+        # A copy also where the dtype is right: the file's mapping must not stay under a running server.
+        return tensor.to(self._dtype, copy=True)
 
     def _open(self, file: Path) -> Any:
         if file not in self._handles:
