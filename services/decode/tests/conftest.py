@@ -103,8 +103,8 @@ class Fleet:
     def plain(self, *flags: str) -> Server:
         return self._start("decode", "--role", "plain", *flags)
 
-    def pair_of_servers(self, transport: str) -> tuple[Server, Server]:
-        prefill, decode = self.prefill("--transport", transport), self.decode("--transport", transport, "--digest", "all")
+    def pair_of_servers(self, transport: str, prefill_flags: tuple[str, ...], decode_flags: tuple[str, ...]) -> tuple[Server, Server]:
+        prefill, decode = self.prefill("--transport", transport, *prefill_flags), self.decode("--transport", transport, *decode_flags)
         return prefill.wait_ready(), decode.wait_ready()
 
     def _start(self, service: str, *flags: str) -> Server:
@@ -313,35 +313,52 @@ def fleet(tiny_model: Path, tmp_path: Path) -> Iterator[Fleet]:
     fleet.close()
 
 
-@pytest.fixture(scope="session")
-def shared_servers(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[str], tuple[Server, Server]]]:
-    """shared_servers(transport): one pair of processes a transport, for tests that leave them as they were; digest check on."""
-    fleet = Fleet(tiny_model, tmp_path_factory.mktemp("shared"))
-    started: dict[str, tuple[Server, Server]] = {}
+#: So small a step makes the prefill of a long prompt take long enough to be interrupted.
+SLOW_PREFILL = ("--max-batched-tokens", "16", "--max-running", "16")
+FAST = ((), ("--digest", "all"))
+SLOW = ((*SLOW_PREFILL, "--unmatched-timeout-s", "1"), ("--digest", "all", "--revoke-timeout-s", "1", "--link-wait-s", "1"))
 
-    def get(transport: str) -> tuple[Server, Server]:
-        if transport not in started:
-            started[transport] = fleet.pair_of_servers(transport)
-        return started[transport]
+#: (transport, slow) -> a running pair
+Servers = Callable[[str, bool], tuple[Server, Server]]
+
+
+@pytest.fixture(scope="session")
+def shared_servers(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Servers]:
+    """One pair of processes a transport and speed, for tests that leave them as they were; digest check on."""
+    fleet = Fleet(tiny_model, tmp_path_factory.mktemp("shared"))
+    started: dict[tuple[str, bool], tuple[Server, Server]] = {}
+
+    def get(transport: str, slow: bool) -> tuple[Server, Server]:
+        if (transport, slow) not in started:
+            started[transport, slow] = fleet.pair_of_servers(transport, *(SLOW if slow else FAST))
+        return started[transport, slow]
 
     yield get
-    statuses = {server.service: server.stop() for servers in started.values() for server in servers}
+    statuses = [(server.service, server.stop()) for servers in started.values() for server in servers]
     fleet.close()
-    assert set(statuses.values()) <= {0}, statuses
+    assert {status for _, status in statuses} <= {0}, statuses
 
 
 @pytest.fixture
-async def pair(shared_servers: Callable[[str], tuple[Server, Server]], request: pytest.FixtureRequest) -> AsyncIterator[Pair]:
+async def pair(shared_servers: Servers, request: pytest.FixtureRequest) -> AsyncIterator[Pair]:
     """Over the transport that the test's parameter names ("shm" without one). Afterwards every page must be free."""
-    async with connected(*shared_servers(getattr(request, "param", "shm"))) as pair:
+    async with connected(*shared_servers(getattr(request, "param", "shm"), False)) as pair:
+        yield pair
+        await pair.until_free()
+
+
+@pytest.fixture
+async def slow_pair(shared_servers: Servers, request: pytest.FixtureRequest) -> AsyncIterator[Pair]:
+    """Like `pair`, with a prefill that can be caught in mid-transfer and a decode that soon calls a Revoke overdue."""
+    async with connected(*shared_servers(getattr(request, "param", "shm"), True)) as pair:
         yield pair
         await pair.until_free()
 
 
 @pytest.fixture
 async def own_pair(fleet: Fleet, request: pytest.FixtureRequest) -> AsyncIterator[Pair]:
-    """Like `pair`, with processes of its own: a test may kill them."""
-    async with connected(*fleet.pair_of_servers(getattr(request, "param", "shm"))) as pair:
+    """Like `slow_pair`, with processes of its own: a test may do anything to them."""
+    async with connected(*fleet.pair_of_servers(getattr(request, "param", "shm"), *SLOW)) as pair:
         yield pair
 
 

@@ -17,7 +17,7 @@ BOTH = pytest.mark.parametrize("transport", ["shm", "tcp"])
 
 UNAVAILABLE = grpc.StatusCode.UNAVAILABLE.value[0]
 
-#: So small a step makes the prefill of a long prompt take long enough to be interrupted.
+#: See conftest: a prefill that takes a while.
 SLOW_PREFILL = ("--max-batched-tokens", "16", "--max-running", "16")
 LONG = 2900
 
@@ -81,18 +81,6 @@ async def test_decode_killed_in_mid_transfer(fleet, leg_type, pair_type, prompts
             await pair.until_free()
 
 
-@pytest.fixture
-async def slow_pair(fleet, leg_type, pair_type, request):
-    """Connected, with a prefill that is slow and a decode that soon calls a Revoke overdue."""
-    transport = getattr(request, "param", "shm")
-    prefill = fleet.prefill("--transport", transport, *SLOW_PREFILL, "--unmatched-timeout-s", "1")
-    decode = fleet.decode("--transport", transport, "--digest", "all", "--revoke-timeout-s", "1", "--link-wait-s", "1")
-    async with leg_type(prefill.wait_ready()) as first, leg_type(decode.wait_ready()) as second:
-        pair = pair_type(first, second)
-        await pair.connect()
-        yield pair
-
-
 @pytest.mark.parametrize("slow_pair", ["shm", "tcp"], indirect=True)
 async def test_rooms_that_are_ended_give_their_pages_back(slow_pair, prompts) -> None:
     """By the client on both legs, on either one alone, and by losing a gateway: in mid-transfer each."""
@@ -145,8 +133,8 @@ async def test_a_suspended_writer_keeps_pages_in_quarantine(slow_pair, prompts) 
     assert len(await pair.answer(prompts(40), 6)) == 6
 
 
-async def test_a_suspended_writer_that_dies_is_proof(slow_pair, prompts) -> None:
-    pair = slow_pair
+async def test_a_suspended_writer_that_dies_is_proof(own_pair, prompts) -> None:
+    pair = own_pair
     number, _, _ = await in_mid_transfer(pair, prompts)
     pair.prefill.server.send(signal.SIGSTOP)
     await pair.decode.abort(number)
@@ -155,10 +143,10 @@ async def test_a_suspended_writer_that_dies_is_proof(slow_pair, prompts) -> None
     await pair.decode.until_free(timeout_s=5)
 
 
-@pytest.mark.parametrize("slow_pair", ["tcp"], indirect=True)
-async def test_over_tcp_a_suspended_writer_is_fenced_without_its_word(slow_pair, leg_type, pair_type, prompts) -> None:
+@pytest.mark.parametrize("own_pair", ["tcp"], indirect=True)
+async def test_over_tcp_a_suspended_writer_is_fenced_without_its_word(own_pair, leg_type, pair_type, prompts) -> None:
     """Its session is missed after at most 15 s, and its way in is then destroyed: what it sends when it wakes up finds nobody."""
-    pair = slow_pair
+    pair = own_pair
     number, _, rest = await in_mid_transfer(pair, prompts)
     pair.prefill.server.send(signal.SIGSTOP)
     try:
@@ -211,8 +199,8 @@ async def test_a_room_that_no_gateway_asks_prefill_for_expires(slow_pair, prompt
     await pair.until_free(timeout_s=2)
 
 
-async def test_a_prefill_that_refuses_at_intake_tells_decode_at_once(slow_pair, prompts) -> None:
-    pair = slow_pair
+async def test_a_prefill_that_refuses_at_intake_tells_decode_at_once(own_pair, prompts) -> None:
+    pair = own_pair
     prompt = prompts(20)
     await pair.prefill.send(drain=worker_pb2.Drain())
     for decode_first in (True, False):
