@@ -22,7 +22,9 @@ def report() -> inference_pb2.RoomReport:
         prefill_instance="prefill-1",
         decode_instance="decode-1",
         states=[inference_pb2.StateSpan(state=state, start_ms=start, duration_ms=duration) for state, start, duration in states],
-        transfer=inference_pb2.TransferReport(transport="shm", bytes=8_000_000, puts=60, duration_ms=4.0, exposed_ms=0.5, digest_checked=True),
+        transfer=inference_pb2.TransferReport(
+            transport="shm", bytes=8_000_000, puts=60, duration_ms=40.0, busy_ms=4.0, exposed_ms=0.5, digest_checked=True
+        ),
         ttft_ms=21.0,
         mean_itl_ms=9.5,
         total_ms=200.0,
@@ -49,17 +51,18 @@ def test_a_bar_stays_on_its_line(start_ms: float, duration_ms: float, total_ms: 
 def test_facts_carry_units_and_the_rate(report: inference_pb2.RoomReport) -> None:
     named = dict(facts(report))
     assert named["KV bytes moved"] == "8,000,000 (7.63 MiB)"
-    assert named["first put to flush"] == "4.00 ms, 2.00 GB/s (the prefill runs meanwhile)"
+    assert named["writing"] == "4.00 ms, 2.00 GB/s"
+    assert named["first put to flush"] == "40.00 ms (the prefill runs meanwhile)"
     assert (named["puts"], named["transport"], named["TTFT"], named["mean ITL"]) == ("60", "shm", "21.0 ms", "9.50 ms")
     assert named["digest"] == "equal on both sides"
 
 
 def test_what_was_not_measured_is_said(report: inference_pb2.RoomReport) -> None:
-    report.transfer.duration_ms = 0
+    report.transfer.busy_ms = 0
     report.transfer.digest_checked = False
     report.usage.completion_tokens = 1
     named = dict(facts(report))
-    assert named["first put to flush"].startswith("0.00 ms, - (no time was measured)")
+    assert named["writing"].startswith("0.00 ms, - (no time was measured)")
     assert (named["digest"], named["mean ITL"]) == ("not checked", "- (one token)")
     report.ClearField("transfer")
     assert dict(facts(report))["KV moved"].startswith("none")

@@ -63,6 +63,19 @@ def test_bytes_are_there_when_the_doorbell_is(pair: Any) -> None:
         receiver.disarm(inbox, slot)
 
 
+def test_the_time_of_writing_leaves_out_the_callers_pauses(pair: Any) -> None:
+    sender, receiver, inbox, peer = pair
+    handle = peer.begin(1)
+    handle.post(rows((0, 0, PAGE)))
+    time.sleep(0.3)
+    handle.post(rows((PAGE, 3 * PAGE, PAGE)))
+    handle.finish(receiver.arm(inbox, 1, 1), Doorbell(1, 1))
+    assert sender.state(1) is WriteState.DONE
+    window_s = handle.done_time - handle.first_post_time
+    assert window_s >= 0.3
+    assert 0 < handle.busy_s <= window_s - 0.25
+
+
 def test_adjacent_spans_become_one_put(pair: Any) -> None:
     sender, receiver, inbox, peer = pair
     handle = peer.begin(1)

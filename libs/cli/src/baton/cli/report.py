@@ -59,13 +59,14 @@ def facts(report: inference_pb2.RoomReport) -> list[tuple[str, str]]:
 
 
 def transfer_facts(transfer: inference_pb2.TransferReport) -> list[tuple[str, str]]:
-    # The window opens with the first layer's put, so while the prompt is computed it is the prefill that sets the pace, not the path.
-    rate = f"{transfer.bytes / transfer.duration_ms / 1e6:.2f} GB/s" if transfer.duration_ms > 0 else "- (no time was measured)"
+    # From the first layer's put to the flush it is the prefill that sets the pace, not the path: the speed is that of the time with a write under way.
+    rate = f"{transfer.bytes / transfer.busy_ms / 1e6:.2f} GB/s" if transfer.busy_ms > 0 else "- (no time was measured)"
     return [
         ("KV bytes moved", f"{transfer.bytes:,} ({transfer.bytes / 2**20:.2f} MiB)"),
         ("puts", str(transfer.puts)),
         ("transport", transfer.transport),
-        ("first put to flush", f"{transfer.duration_ms:.2f} ms, {rate} (the prefill runs meanwhile)"),
+        ("writing", f"{transfer.busy_ms:.2f} ms, {rate}"),
+        ("first put to flush", f"{transfer.duration_ms:.2f} ms (the prefill runs meanwhile)"),
         ("after the last layer", f"{transfer.exposed_ms:.2f} ms"),
         ("digest", "equal on both sides" if transfer.digest_checked else "not checked"),
     ]

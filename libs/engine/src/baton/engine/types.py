@@ -109,6 +109,8 @@ class TransferStats:
     duration_s: float
     exposed_s: float
     digest: bool
+    # Seconds with a write under way: num_bytes over it is the speed of the path, however long the prefill took.
+    busy_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

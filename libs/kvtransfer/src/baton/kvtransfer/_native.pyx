@@ -81,6 +81,7 @@ cdef extern from "write.hpp" namespace "baton":
         int64_t num_bytes()
         int64_t num_puts()
         int64_t first_post_ns()
+        int64_t busy_ns()
         int64_t done_ns()
         int error_status()
         const string &error_text()
@@ -381,6 +382,10 @@ cdef class Write:
     @property
     def first_post_ns(self):
         return self.ptr.get().first_post_ns()
+
+    @property
+    def busy_ns(self):
+        return self.ptr.get().busy_ns()
 
     @property
     def done_ns(self):

@@ -123,6 +123,11 @@ class WriteHandle(ABC):
 
     @property
     @abstractmethod
+    def busy_s(self) -> float:
+        """Seconds in which something of this write was under way: num_bytes over it is the speed of the path, however slowly spans were posted."""
+
+    @property
+    @abstractmethod
     def done_time(self) -> float | None:
         """time.monotonic() when the state became final."""
 

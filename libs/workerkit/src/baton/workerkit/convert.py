@@ -62,6 +62,7 @@ def transfer_to_wire(stats: TransferStats) -> inference_pb2.TransferReport:
         duration_ms=stats.duration_s * 1e3,
         exposed_ms=stats.exposed_s * 1e3,
         digest_checked=stats.digest,
+        busy_ms=stats.busy_s * 1e3,
     )
 
 

@@ -113,4 +113,5 @@ class RoomSend:
             duration_s=0.0 if first is None else max(0.0, done - first),
             exposed_s=max(0.0, done - self.last_layer_ns / 1e9),
             digest=self.publication.digest,
+            busy_s=self.handle.busy_s,
         )

@@ -33,6 +33,7 @@ class LoopbackWriteHandle(WriteHandle):
         self._num_bytes = 0
         self._num_puts = 0
         self._first_post_time: float | None = None
+        self._busy_s = 0.0
         self._done_time: float | None = None
 
     @property
@@ -100,12 +101,14 @@ class LoopbackWriteHandle(WriteHandle):
             self._batches.popleft()
             return
         source, destination, length = (int(number) for number in batch[0])
+        start = time.monotonic()
         if self._first_post_time is None:
-            self._first_post_time = time.monotonic()
+            self._first_post_time = start
         self._inbox.region.buffer[destination : destination + length] = self._source.buffer[source : source + length]
         self._num_bytes += length
         self._num_puts += 1
         self._batches[0] = batch[1:]
+        self._busy_s += time.monotonic() - start
 
     def _become(self, state: WriteState) -> None:
         self._done_time = time.monotonic()
@@ -130,6 +133,10 @@ class LoopbackWriteHandle(WriteHandle):
     @property
     def first_post_time(self) -> float | None:
         return self._first_post_time
+
+    @property
+    def busy_s(self) -> float:
+        return self._busy_s
 
     @property
     def done_time(self) -> float | None:

@@ -353,7 +353,7 @@ void Link::end_with_doorbell(Write &write) {
     write.record_.nonce = params_.nonce;
     seal(write.record_);
     write.phase_ = Write::Phase::RINGING;
-    ++write.outstanding_;
+    write.begin_operation();
     ask(write, MessageKind::RING);
 }
 
@@ -402,10 +402,12 @@ void Link::put(Write &write, const Span &piece) {
     const char *from = reinterpret_cast<const char *>(params_.source->address()) + piece.source;
     write.num_bytes_.fetch_add(piece.length, std::memory_order_relaxed);
     if (path_ == Path::STORES) {
+        write.begin_operation();
         store_bytes(pool_.mapped() + piece.destination, from, size_t(piece.length));
+        write.end_operation();
         return;
     }
-    ++write.outstanding_;
+    write.begin_operation();
     ++in_flight_;
     if (path_ == Path::MESSAGES) {
         MessageHeader header = this->header(MessageKind::WRITE);
@@ -432,7 +434,7 @@ void Link::on_put(void *request, ucs_status_t status, void *write) {
 }
 
 void Link::put_done(Write &write, ucs_status_t status) {
-    --write.outstanding_;
+    write.end_operation();
     --in_flight_;
     if (status != UCS_OK) {
         fail(status, std::string("a write failed: ") + status_text(status));
@@ -443,7 +445,7 @@ void Link::put_done(Write &write, ucs_status_t status) {
 void Link::start_flush(Write &write) {
     const bool ringing = write.phase_ == Write::Phase::FLUSHED;
     write.phase_ = ringing ? Write::Phase::RINGING : Write::Phase::FLUSHING;
-    ++write.outstanding_;
+    write.begin_operation();
     if (path_ == Path::STORES) {
         store_fence();
         flushed(write, UCS_OK);
@@ -476,7 +478,7 @@ void Link::on_flush(void *request, ucs_status_t status, void *write) {
 }
 
 void Link::flushed(Write &write, ucs_status_t status) {
-    --write.outstanding_;
+    write.end_operation();
     if (status != UCS_OK) {
         fail(status, std::string("a flush failed: ") + status_text(status));
         return;
@@ -496,7 +498,7 @@ void Link::ring_doorbell(Write &write) {
         return;
     }
     const uint64_t address = table_.address() + sizeof(TableHeader) + uint64_t(write.slot_) * sizeof(Slot);
-    ++write.outstanding_;
+    write.begin_operation();
     ++in_flight_;
     ucp_request_param_t params = with_callback(on_put, &write);
     ucs_status_ptr_t request = ucp().ucp_put_nbx(endpoint_->handle(), &write.record_, sizeof(Record), address, table_.key(), &params);
@@ -568,7 +570,7 @@ bool Link::settle() {
         }
         endpoint_.reset();
         for (const auto &entry : awaiting_ack_) {
-            --entry.second->outstanding_; // no answer will come
+            entry.second->end_operation(); // no answer will come
         }
         awaiting_ack_.clear();
         worked = true;

@@ -1,5 +1,7 @@
 #include "write.hpp"
 
+#include "clock.hpp"
+
 #include "link.hpp"
 #include "queue.hpp"
 
@@ -69,6 +71,18 @@ void Write::cancel() {
 void Write::touch() {
     if (!touched_.exchange(true, std::memory_order_acq_rel)) {
         link_->queue().submit(shared_from_this());
+    }
+}
+
+void Write::begin_operation() {
+    if (outstanding_++ == 0) {
+        busy_since_ns_ = now_ns();
+    }
+}
+
+void Write::end_operation() {
+    if (--outstanding_ == 0) {
+        busy_ns_.store(busy_ns_.load(std::memory_order_relaxed) + now_ns() - busy_since_ns_, std::memory_order_relaxed);
     }
 }
 

@@ -50,6 +50,8 @@ public:
     int64_t num_bytes() const { return num_bytes_.load(std::memory_order_relaxed); }
     int64_t num_puts() const { return num_puts_.load(std::memory_order_relaxed); }
     int64_t first_post_ns() const { return first_post_ns_.load(std::memory_order_relaxed); }
+    // Time with something of this write under way: a store, a put, a flush.
+    int64_t busy_ns() const { return busy_ns_.load(std::memory_order_relaxed); }
     int64_t done_ns() const { return done_ns_.load(std::memory_order_relaxed); }
     // Valid once FAILED.
     int error_status() const { return error_status_; }
@@ -60,6 +62,8 @@ private:
     enum class Phase { POSTING, FLUSHING, FLUSHED, RINGING, RUNG, FINAL };
 
     void touch();
+    void begin_operation();
+    void end_operation();
 
     const std::shared_ptr<Link> link_;
     const uint64_t id_;
@@ -79,6 +83,7 @@ private:
     std::atomic<int64_t> num_bytes_{0};
     std::atomic<int64_t> num_puts_{0};
     std::atomic<int64_t> first_post_ns_{0};
+    std::atomic<int64_t> busy_ns_{0};
     std::atomic<int64_t> done_ns_{0};
     int error_status_ = 0;
     std::string error_text_;
@@ -89,6 +94,7 @@ private:
     bool finishing_ = false;
     bool runnable_ = false;
     int outstanding_ = 0;     // UCX requests that refer to this write
+    int64_t busy_since_ns_ = 0;
     std::string local_error_; // why it must not be finished although the link is well
 };
 

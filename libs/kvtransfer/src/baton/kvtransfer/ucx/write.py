@@ -72,5 +72,9 @@ class UcxWriteHandle(WriteHandle):
         return self._write.first_post_ns / 1e9 or None
 
     @property
+    def busy_s(self) -> float:
+        return self._write.busy_ns / 1e9
+
+    @property
     def done_time(self) -> float | None:
         return self._write.done_ns / 1e9 or None

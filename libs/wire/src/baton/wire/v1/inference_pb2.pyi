@@ -372,6 +372,7 @@ class TransferReport(_message.Message):
     DURATION_MS_FIELD_NUMBER: _builtins.int
     EXPOSED_MS_FIELD_NUMBER: _builtins.int
     DIGEST_CHECKED_FIELD_NUMBER: _builtins.int
+    BUSY_MS_FIELD_NUMBER: _builtins.int
     transport: _builtins.str
     bytes: _builtins.int
     puts: _builtins.int
@@ -381,6 +382,8 @@ class TransferReport(_message.Message):
     """From the end of the last layer until the doorbell was seen by decode."""
     digest_checked: _builtins.bool
     """Digest of the landed bytes was compared and was equal."""
+    busy_ms: _builtins.float
+    """Of `duration_ms`, the time with a write under way: bytes over it is the speed of the path, however long the prefill took."""
     def __init__(
         self,
         *,
@@ -390,10 +393,11 @@ class TransferReport(_message.Message):
         duration_ms: _builtins.float = ...,
         exposed_ms: _builtins.float = ...,
         digest_checked: _builtins.bool = ...,
+        busy_ms: _builtins.float = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["bytes", b"bytes", "digest_checked", b"digest_checked", "duration_ms", b"duration_ms", "exposed_ms", b"exposed_ms", "puts", b"puts", "transport", b"transport"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["busy_ms", b"busy_ms", "bytes", b"bytes", "digest_checked", b"digest_checked", "duration_ms", b"duration_ms", "exposed_ms", b"exposed_ms", "puts", b"puts", "transport", b"transport"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
