@@ -72,8 +72,8 @@ def test_the_time_of_writing_leaves_out_the_callers_pauses(pair: Any) -> None:
     handle.finish(receiver.arm(inbox, 1, 1), Doorbell(1, 1))
     assert sender.state(1) is WriteState.DONE
     window_s = handle.done_time - handle.first_post_time
-    assert window_s >= 0.3
-    assert 0 < handle.busy_s <= window_s - 0.25
+    assert window_s > 0.2  # the pause, less what the first put was late
+    assert 0 < handle.busy_s <= window_s - 0.15
 
 
 def test_adjacent_spans_become_one_put(pair: Any) -> None:

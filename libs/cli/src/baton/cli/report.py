@@ -59,7 +59,7 @@ def facts(report: inference_pb2.RoomReport) -> list[tuple[str, str]]:
 
 
 def transfer_facts(transfer: inference_pb2.TransferReport) -> list[tuple[str, str]]:
-    # From the first layer's put to the flush it is the prefill that sets the pace, not the path: the speed is that of the time with a write under way.
+    # From the first layer's put to the flush the prefill sets the pace, not the path: the speed is that of the time with a write under way.
     rate = f"{transfer.bytes / transfer.busy_ms / 1e6:.2f} GB/s" if transfer.busy_ms > 0 else "- (no time was measured)"
     return [
         ("KV bytes moved", f"{transfer.bytes:,} ({transfer.bytes / 2**20:.2f} MiB)"),

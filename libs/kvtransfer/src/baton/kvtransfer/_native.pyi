@@ -63,6 +63,7 @@ class Write:
     num_bytes: int
     num_puts: int
     first_post_ns: int
+    busy_ns: int
     done_ns: int
     error: tuple[int, str]
 
