@@ -1,0 +1,54 @@
+"""UCX's own benchmark program, from the same wheel as the library."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import time
+from pathlib import Path
+
+from baton.kvtransfer.bench.cases import WARM_PUTS, Case
+from baton.kvtransfer.ucx.library import wheel_library
+
+#: Shared memory: both ways that it has there are tried, and the faster one counts.
+_TLS = {"shm": ("sysv", "sysv,cma"), "tcp": ("tcp",)}
+_TIMEOUT_S = 120
+
+
+def program() -> Path | None:
+    library = wheel_library()
+    path = library.parent.parent / "bin" / "ucx_perftest" if library else None
+    return path if path and path.is_file() else None
+
+
+def gigabytes_per_s(executable: Path, case: Case) -> float:
+    return max(_run(executable, case, tls) for tls in _TLS[case.transport])
+
+
+def _run(executable: Path, case: Case, tls: str) -> float:
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        port = probe.getsockname()[1]
+    library_folder = str(executable.parent.parent / "lib")
+    environment = {**os.environ, "LD_LIBRARY_PATH": library_folder, "UCX_TLS": tls, "UCX_WARN_UNUSED_ENV_VARS": "n"}
+    command = [str(executable), "-p", str(port), "-t", "ucp_put_bw", "-s", str(case.num_bytes), "-n", str(case.count), "-w", str(WARM_PUTS), "-f"]
+    with subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as server:
+        try:
+            _wait_for(port)
+            client = subprocess.run([*command, "-v", "127.0.0.1"], env=environment, capture_output=True, text=True, timeout=_TIMEOUT_S, check=True)
+            server.wait(_TIMEOUT_S)
+        finally:
+            server.kill()
+    # iterations, typical, average, overall latency, average and overall bandwidth (MiB/s), message rates
+    return float(client.stdout.strip().splitlines()[-1].split(",")[5]) * (1 << 20) / 1e9
+
+
+def _wait_for(port: int) -> None:
+    """Until somebody listens; without connecting, which the program would take for its client."""
+    deadline = time.monotonic() + 10
+    while time.monotonic() < deadline:
+        for row in Path("/proc/net/tcp").read_text(encoding="ascii").splitlines()[1:]:
+            if row.split()[1].endswith(f":{port:04X}") and row.split()[3] == "0A":
+                return
+        time.sleep(0.01)
+    raise TimeoutError(f"ucx_perftest does not listen on port {port}")
