@@ -1,7 +1,6 @@
 #include "write.hpp"
 
 #include "clock.hpp"
-
 #include "link.hpp"
 #include "queue.hpp"
 
