@@ -1,11 +1,14 @@
 """What the RPC front costs the engine: one process, one interpreter lock, step times with and without a busy front, in turns.
 
-    python benchmarks/front_cost.py MODEL_FOLDER [--streams 16] [--threads 1] [--blocks 40] [--strict]
+    python benchmarks/front_cost.py MODEL_FOLDER [--streams 16] [--threads 1] [--blocks 41] [--strict]
+    python benchmarks/front_cost.py --sleep-ms 5 [--streams 64]
 
 A plain engine decodes for `--streams` rooms on its own thread, as it does in a server. In every other block of steps its events go nowhere;
 in the blocks between they go through the real front to a gateway session in another process, one report a step, while that session also sends
 starts with prompts of 1,000 tokens that the front has to read and refuse. The median of the blocks' ratios is printed with its quartiles.
 With --strict the exit status is 1 when it is above the limit of the design (1.03).
+
+Without a model the engine only sleeps: what is left is the front's own processor time a step.
 """
 
 from __future__ import annotations
@@ -21,7 +24,8 @@ from dataclasses import dataclass, field
 import grpc.aio
 from opentelemetry.trace import NoOpTracer
 
-from baton.engine import Engine, EngineConfig, EngineEvent, Role, load_model
+from baton.engine import Engine, EngineConfig, EngineEvent, EngineStats, KVLayout, Request, Role, load_model
+from baton.engine.types import Token
 from baton.servicekit import GrpcServer, LogSettings, configure_logs
 from baton.wire.channel import CHANNEL_OPTIONS, SERVER_OPTIONS
 from baton.wire.v1 import common_pb2, worker_pb2, worker_pb2_grpc
@@ -43,7 +47,7 @@ REFUSED_A_SECOND = 20
 class Meter:
     """Wraps the engine: times every step, and turns the front on and off by block. Written by the engine's thread."""
 
-    engine: Engine
+    engine: Engine | SleepingEngine
     num_streams: int
     num_blocks: int
     forward: bool = False
@@ -83,6 +87,39 @@ class Meter:
             self.done.set()
 
 
+class SleepingEngine:
+    """One token a room and step, after a sleep that holds no lock."""
+
+    def __init__(self, num_streams: int, sleep_s: float) -> None:
+        self.layout = KVLayout(1, 1, 2, 16, 1 << 16, 4)
+        self._num_streams = num_streams
+        self._sleep_s = sleep_s
+        self._rooms: list[int] = []
+        self._index = 0
+
+    def add(self, request: Request) -> None:
+        self._rooms.append(request.room)
+
+    def abort(self, room: int, failure: object) -> None:
+        """The end of the session; nothing is left to do."""
+
+    def on_milestones(self, tell: object) -> None:
+        """It has none."""
+
+    def has_work(self) -> bool:
+        return len(self._rooms) == self._num_streams
+
+    def step(self) -> list[EngineEvent]:
+        if not self.has_work():
+            return []
+        time.sleep(self._sleep_s)
+        self._index += 1
+        return [Token(room, self._index, 1) for room in self._rooms]
+
+    def stats(self) -> EngineStats:
+        return EngineStats(steps=self._index, running=len(self._rooms))
+
+
 class Tap:
     """Stands between host and front: in the blocks without a front, only what opens or ends rooms passes."""
 
@@ -100,8 +137,7 @@ class Tap:
 
 
 async def serve(arguments: argparse.Namespace) -> float:
-    config = EngineConfig(num_pages=arguments.streams * -(-(PROMPT_TOKENS + MAX_TOKENS + 1) // 16), num_threads=arguments.threads)
-    engine = Engine(Role.PLAIN, load_model(arguments.model), config)
+    engine = make_engine(arguments)
     meter = Meter(engine, arguments.streams, arguments.blocks)
     host = EngineHost(meter)  # type: ignore[arg-type]
     Tap(host, meter)
@@ -122,6 +158,13 @@ async def serve(arguments: argparse.Namespace) -> float:
     return report(meter, arguments)
 
 
+def make_engine(arguments: argparse.Namespace) -> Engine | SleepingEngine:
+    if arguments.sleep_ms:
+        return SleepingEngine(arguments.streams, arguments.sleep_ms / 1e3)
+    config = EngineConfig(num_pages=arguments.streams * -(-(PROMPT_TOKENS + MAX_TOKENS + 1) // 16), num_threads=arguments.threads)
+    return Engine(Role.PLAIN, load_model(arguments.model), config)
+
+
 def report(meter: Meter, arguments: argparse.Namespace) -> float:
     pairs = [
         busy / alone
@@ -132,7 +175,7 @@ def report(meter: Meter, arguments: argparse.Namespace) -> float:
     alone_ms = statistics.median(took for on, took in meter.blocks if not on) * 1e3
     busy_ms = statistics.median(took for on, took in meter.blocks if on) * 1e3
     low, middle, high = statistics.quantiles(pairs, n=4)
-    print(f"{arguments.model}: {arguments.streams} streams, {arguments.threads} engine thread(s), {meter.steps} steps")
+    print(f"{arguments.model or 'sleeping engine'}: {arguments.streams} streams, {arguments.threads} engine thread(s), {meter.steps} steps")
     print(f"step alone {alone_ms:.3f} ms, with a busy front {busy_ms:.3f} ms")
     cpu_ms = statistics.median(took for on, took in meter.front_cpu if on) / STEPS_A_BLOCK * 1e3
     print(f"the front's thread used {cpu_ms:.3f} ms of processor a step: {cpu_ms / alone_ms:.2%} of a step is the most that its lock can cost")
@@ -169,6 +212,7 @@ def start(room: int, num_tokens: int, max_tokens: int) -> worker_pb2.Start:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("model", nargs="?", help="Hugging Face folder")
+    parser.add_argument("--sleep-ms", type=float, default=0.0, help="no model: each step sleeps this long")
     parser.add_argument("--streams", type=int, default=16)
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--blocks", type=int, default=41)
@@ -178,6 +222,8 @@ def main() -> int:
     if arguments.client:
         asyncio.run(drive(arguments.client, arguments.streams))
         return 0
+    if bool(arguments.model) == bool(arguments.sleep_ms):
+        parser.error("give a model folder or --sleep-ms")
     configure_logs(LogSettings(level="error"), service="bench", instance_id="bench")
     ratio = asyncio.run(serve(arguments))
     return 1 if arguments.strict and ratio > LIMIT else 0
