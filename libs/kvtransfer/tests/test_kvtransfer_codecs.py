@@ -54,6 +54,7 @@ invitations = st.builds(
     bell=windows,
     scratch=windows,
     device=st.binary(max_size=80),
+    device_scratch=st.binary(max_size=80),
     fingerprint=st.dictionaries(st.text(max_size=8), st.text(max_size=8), max_size=4),
 )
 

@@ -28,10 +28,15 @@ cdef extern from "context.hpp" namespace "baton":
     cdef cppclass CContext "baton::Context":
         CContext(const vector[pair[string, string]] &options, int device) except +raise_failure
 
+cdef extern from "cuda.hpp" namespace "baton":
+    string cuda_export(uint64_t address) except +raise_failure
+
 cdef extern from "memory.hpp" namespace "baton":
     cdef cppclass CMemory "baton::Memory":
         @staticmethod
         shared_ptr[CMemory] allocate(shared_ptr[CContext] context, size_t num_bytes, cbool shared) except +raise_failure nogil
+        @staticmethod
+        shared_ptr[CMemory] allocate_device(shared_ptr[CContext] context, size_t num_bytes) except +raise_failure nogil
         @staticmethod
         shared_ptr[CMemory] adopt(shared_ptr[CContext] context, uint64_t address, size_t num_bytes) except +raise_failure nogil
         uint64_t address()
@@ -100,6 +105,8 @@ cdef extern from "link.hpp" namespace "baton":
         cbool same_host
         int pidfd
         shared_ptr[CMemory] source
+        string device_pool
+        string device_scratch
         int max_in_flight
         int64_t max_put_bytes
     ctypedef enum CLinkState "baton::LinkState":
@@ -196,6 +203,13 @@ cdef class Memory:
         return Memory._wrap(ptr)
 
     @staticmethod
+    def allocate_device(Context context not None, size_t num_bytes):
+        cdef shared_ptr[CMemory] ptr
+        with nogil:
+            ptr = CMemory.allocate_device(context.ptr, num_bytes)
+        return Memory._wrap(ptr)
+
+    @staticmethod
     def adopt(Context context not None, uint64_t address, size_t num_bytes):
         cdef shared_ptr[CMemory] ptr
         with nogil:
@@ -213,6 +227,10 @@ cdef class Memory:
 
     def pack_key(self) -> bytes:
         return self.ptr.get().pack_key()
+
+    def export_device(self) -> bytes:
+        """What another process needs to map this device memory. Raises UCXError where it cannot be shared."""
+        return cuda_export(self.address)
 
     def __getbuffer__(self, Py_buffer *view, int flags):
         if not self.is_host:
@@ -262,7 +280,7 @@ cdef class Link:
     cdef shared_ptr[CLink] ptr
 
     def __init__(self, Queue queue not None, invitation, Memory source not None, uint64_t link_id, bint same_host, int pidfd, int max_in_flight,
-                 int64_t max_put_bytes):
+                 int64_t max_put_bytes, bytes device_pool not None, bytes device_scratch not None):
         cdef CLinkParams params
         params.id = link_id
         params.worker_address = invitation.worker
@@ -275,6 +293,7 @@ cdef class Link:
         params.same_host = same_host
         params.pidfd = pidfd
         params.source = source.ptr
+        params.device_pool, params.device_scratch = device_pool, device_scratch
         params.max_in_flight = max_in_flight
         params.max_put_bytes = max_put_bytes
         self.ptr = shared_ptr[CLink](new CLink(queue.ptr, params))

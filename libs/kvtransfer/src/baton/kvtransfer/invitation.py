@@ -14,7 +14,7 @@ _MAGIC = b"BKIV"
 _VERSION = 1
 _WINDOW = struct.Struct("<QQI")
 _NUMBERS = struct.Struct("<QI")
-_BACKEND, _TRANSPORT, _SENDER, _IDENTITY, _NUMBERS_TAG, _WORKER, _FINGERPRINT, _DEVICE = range(1, 9)
+_BACKEND, _TRANSPORT, _SENDER, _IDENTITY, _NUMBERS_TAG, _WORKER, _FINGERPRINT, _DEVICE, _DEVICE_SCRATCH = range(1, 10)
 _WINDOWS = {"pool": 16, "table": 17, "bell": 18, "scratch": 19}
 
 
@@ -32,7 +32,7 @@ class Invitation:
     """backend, transport: the receiver's configuration. nonce: of this inbox; random. worker: UCX's address of the inbox's worker.
 
     pool: the pages. table: inbox header and doorbells. bell: the word that wakes the receiver. scratch: where a probe may write.
-    device: how memory of an accelerator can be mapped by another process (empty: host memory).
+    device: how a CUDA pool can be mapped by another process, device_scratch likewise (empty: host memory, or memory that cannot be shared).
     """
 
     backend: str
@@ -47,6 +47,7 @@ class Invitation:
     bell: Window
     scratch: Window
     device: bytes = b""
+    device_scratch: bytes = b""
     fingerprint: Mapping[str, str] = field(default_factory=dict)
 
     def encode(self) -> bytes:
@@ -58,6 +59,7 @@ class Invitation:
             _NUMBERS_TAG: _NUMBERS.pack(self.nonce, self.num_doorbells),
             _WORKER: self.worker,
             _DEVICE: self.device,
+            _DEVICE_SCRATCH: self.device_scratch,
             _FINGERPRINT: _pack_pairs(self.fingerprint),
         }
         for name, tag in _WINDOWS.items():
@@ -80,6 +82,7 @@ class Invitation:
                 num_doorbells=num_doorbells,
                 worker=fields[_WORKER],
                 device=fields[_DEVICE],
+                device_scratch=fields[_DEVICE_SCRATCH],
                 fingerprint=_unpack_pairs(fields[_FINGERPRINT]),
                 **{name: _unpack_window(name, fields[tag]) for name, tag in _WINDOWS.items()},
             )

@@ -1,9 +1,11 @@
 #include "cuda.hpp"
 
+#include "cuda_driver.hpp"
 #include "failure.hpp"
 
 #include <dlfcn.h>
 
+#include <cstring>
 #include <map>
 #include <mutex>
 
@@ -11,54 +13,56 @@ namespace baton {
 
 namespace {
 
-using Result = int;
-constexpr Result SUCCESS = 0;
-constexpr Result NOT_READY = 600;
+constexpr unsigned IPC_LAZY_PEER_ACCESS = 1;
 
-struct Driver {
-    Result (*init)(unsigned) = nullptr;
-    Result (*device_get)(int *, int) = nullptr;
-    Result (*retain)(void **, int) = nullptr;
-    Result (*set_current)(void *) = nullptr;
-    Result (*event_query)(void *) = nullptr;
-    Result (*copy_to_device)(uint64_t, const void *, size_t) = nullptr;
-    Result (*error_name)(Result, const char **) = nullptr;
-
-    Driver() {
-        void *library = dlopen("libcuda.so.1", RTLD_NOW | RTLD_LOCAL);
-        if (!library) {
-            const char *words = dlerror();
-            throw Failure("dlopen(libcuda.so.1)", -1, words ? words : "unknown");
-        }
-        resolve(library, "cuInit", init);
-        resolve(library, "cuDeviceGet", device_get);
-        resolve(library, "cuDevicePrimaryCtxRetain", retain);
-        resolve(library, "cuCtxSetCurrent", set_current);
-        resolve(library, "cuEventQuery", event_query);
-        resolve(library, "cuMemcpyHtoD_v2", copy_to_device);
-        resolve(library, "cuGetErrorName", error_name);
-        require("cuInit", init(0));
-    }
-
-    template <typename Function> static void resolve(void *library, const char *name, Function &target) {
-        target = reinterpret_cast<Function>(dlsym(library, name));
-        if (!target) {
-            throw Failure(name, -1, "libcuda.so.1 lacks this function: the driver is too old");
-        }
-    }
-
-    void require(const char *function, Result result) const {
-        if (result != SUCCESS) {
-            const char *name = nullptr;
-            error_name(result, &name);
-            throw Failure(function, -result, name ? name : "unknown CUDA error");
-        }
-    }
+struct Exported {
+    CudaIpcHandle handle;
+    uint64_t offset; // of the address in its allocation
 };
 
-const Driver &driver() {
-    static const Driver instance;
-    return instance;
+template <typename Function> void resolve(void *library, const char *name, Function &target) {
+    target = reinterpret_cast<Function>(dlsym(library, name));
+    if (!target) {
+        throw Failure(name, -1, "libcuda.so.1 lacks this function: the driver is too old");
+    }
+}
+
+CudaDriver open_driver() {
+    void *library = dlopen("libcuda.so.1", RTLD_NOW | RTLD_LOCAL);
+    if (!library) {
+        const char *words = dlerror();
+        throw Failure("dlopen(libcuda.so.1)", -1, words ? words : "unknown");
+    }
+    CudaDriver driver{};
+#define BATON_RESOLVE(name) resolve(library, #name, driver.name)
+    BATON_RESOLVE(cuInit);
+    BATON_RESOLVE(cuDeviceGet);
+    BATON_RESOLVE(cuDevicePrimaryCtxRetain);
+    BATON_RESOLVE(cuCtxSetCurrent);
+    BATON_RESOLVE(cuGetErrorName);
+    BATON_RESOLVE(cuMemcpyHtoD_v2);
+    BATON_RESOLVE(cuMemcpyHtoDAsync_v2);
+    BATON_RESOLVE(cuMemAlloc_v2);
+    BATON_RESOLVE(cuMemFree_v2);
+    BATON_RESOLVE(cuMemHostAlloc);
+    BATON_RESOLVE(cuMemFreeHost);
+    BATON_RESOLVE(cuMemGetAddressRange_v2);
+    BATON_RESOLVE(cuIpcGetMemHandle);
+    BATON_RESOLVE(cuIpcOpenMemHandle_v2);
+    BATON_RESOLVE(cuIpcCloseMemHandle);
+    BATON_RESOLVE(cuStreamCreate);
+    BATON_RESOLVE(cuStreamDestroy_v2);
+    BATON_RESOLVE(cuEventCreate);
+    BATON_RESOLVE(cuEventRecord);
+    BATON_RESOLVE(cuEventQuery);
+    BATON_RESOLVE(cuEventDestroy_v2);
+    BATON_RESOLVE(cuModuleLoadData);
+    BATON_RESOLVE(cuModuleUnload);
+    BATON_RESOLVE(cuModuleGetFunction);
+    BATON_RESOLVE(cuLaunchKernel);
+#undef BATON_RESOLVE
+    driver.require("cuInit", driver.cuInit(0));
+    return driver;
 }
 
 void *primary_context(int device) {
@@ -69,28 +73,77 @@ void *primary_context(int device) {
     if (found != contexts.end()) {
         return found->second;
     }
+    const CudaDriver &driver = cuda_driver();
     int handle = 0;
-    driver().require("cuDeviceGet", driver().device_get(&handle, device));
+    driver.require("cuDeviceGet", driver.cuDeviceGet(&handle, device));
     void *context = nullptr;
-    driver().require("cuDevicePrimaryCtxRetain", driver().retain(&context, handle));
+    driver.require("cuDevicePrimaryCtxRetain", driver.cuDevicePrimaryCtxRetain(&context, handle));
     return contexts[device] = context;
 }
 
 } // namespace
 
-void cuda_bind(int device) { driver().require("cuCtxSetCurrent", driver().set_current(primary_context(device))); }
+void CudaDriver::require(const char *function, CudaResult result) const {
+    if (result != CUDA_DONE) {
+        const char *name = nullptr;
+        cuGetErrorName(result, &name);
+        throw Failure(function, -result, name ? name : "unknown CUDA error");
+    }
+}
+
+const CudaDriver &cuda_driver() {
+    static const CudaDriver driver = open_driver();
+    return driver;
+}
+
+void cuda_bind(int device) { cuda_driver().require("cuCtxSetCurrent", cuda_driver().cuCtxSetCurrent(primary_context(device))); }
+
+uint64_t cuda_allocate(int device, size_t num_bytes) {
+    cuda_bind(device);
+    uint64_t address = 0;
+    cuda_driver().require("cuMemAlloc", cuda_driver().cuMemAlloc_v2(&address, num_bytes));
+    return address;
+}
+
+void cuda_free(int device, uint64_t address) {
+    cuda_bind(device);
+    cuda_driver().cuMemFree_v2(address);
+}
 
 void cuda_store(uint64_t destination, const char *source, size_t num_bytes) {
-    driver().require("cuMemcpyHtoD", driver().copy_to_device(destination, source, num_bytes));
+    cuda_driver().require("cuMemcpyHtoD", cuda_driver().cuMemcpyHtoD_v2(destination, source, num_bytes));
 }
 
 bool cuda_event_fired(uint64_t event) {
-    Result result = driver().event_query(reinterpret_cast<void *>(event));
-    if (result == NOT_READY) {
+    const CudaResult result = cuda_driver().cuEventQuery(reinterpret_cast<void *>(event));
+    if (result == CUDA_NOT_READY) {
         return false;
     }
-    driver().require("cuEventQuery", result);
+    cuda_driver().require("cuEventQuery", result);
     return true;
 }
+
+std::string cuda_export(uint64_t address) {
+    const CudaDriver &driver = cuda_driver();
+    Exported exported{};
+    uint64_t base = 0;
+    size_t length = 0;
+    driver.require("cuMemGetAddressRange", driver.cuMemGetAddressRange_v2(&base, &length, address));
+    driver.require("cuIpcGetMemHandle", driver.cuIpcGetMemHandle(&exported.handle, base));
+    exported.offset = address - base;
+    return std::string(reinterpret_cast<const char *>(&exported), sizeof(exported));
+}
+
+CudaMapping::CudaMapping(const std::string &exported) {
+    Exported copy{};
+    if (exported.size() != sizeof(copy)) {
+        throw Failure("cuIpcOpenMemHandle", -1, "the exported handle has a wrong size");
+    }
+    std::memcpy(&copy, exported.data(), sizeof(copy));
+    offset_ = copy.offset;
+    cuda_driver().require("cuIpcOpenMemHandle", cuda_driver().cuIpcOpenMemHandle_v2(&base_, copy.handle, IPC_LAZY_PEER_ACCESS));
+}
+
+CudaMapping::~CudaMapping() { cuda_driver().cuIpcCloseMemHandle(base_); }
 
 } // namespace baton

@@ -150,6 +150,9 @@ void Link::greet() {
         fail(UCS_ERR_REJECTED, "the inbox is fenced");
     } else {
         path_ = pool_.mapped() ? Path::STORES : Path::PUTS;
+        if (!params_.device_pool.empty()) {
+            map_device();
+        }
         become_ready();
     }
 }
@@ -203,13 +206,22 @@ void Link::be_welcomed() {
 }
 
 void Link::become_ready() {
-    transports_ = path_ == Path::STORES ? pool_.mapping() : endpoint_->transports();
+    transports_ = path_ == Path::STORES ? pool_.mapping() : path_ == Path::KERNEL ? "cuda_ipc_kernel" : endpoint_->transports();
     info_ = endpoint_->info();
     std::lock_guard<std::mutex> lock(mutex_);
     if (state() == LinkState::CONNECTING) {
         state_.store(int(LinkState::READY), std::memory_order_release);
     }
     changed_.notify_all();
+}
+
+void Link::map_device() {
+    device_pool_ = std::make_unique<CudaMapping>(params_.device_pool);
+    if (!params_.device_scratch.empty()) {
+        device_scratch_ = std::make_unique<CudaMapping>(params_.device_scratch);
+    }
+    scatter_ = std::make_unique<Scatter>();
+    path_ = Path::KERNEL;
 }
 
 bool Link::admit_writer() {
@@ -261,6 +273,7 @@ bool Link::pump() {
             probe_.reset();
         }
     }
+    worked |= take_ended_launches();
     worked |= try_gated();
     for (size_t turns = runnable_.size(); turns > 0 && in_flight_ < params_.max_in_flight && state() == LinkState::READY; --turns) {
         WritePtr write = runnable_.front();
@@ -317,7 +330,7 @@ void Link::advance(const WritePtr &write) {
         const bool stop = write->cancel_requested_ || !write->local_error_.empty();
         if (stop) {
             write->batches_.clear();
-        } else if (post_some(*write)) {
+        } else if (path_ == Path::KERNEL ? launch_some(*write) : post_some(*write)) {
             run_again(write);
             return;
         } else if (!write->batches_.empty() && write->batches_.front().ready_event) {
@@ -380,6 +393,64 @@ bool Link::post_some(Write &write) {
         }
     }
     return false;
+}
+
+// As post_some, with one launch for many pieces.
+bool Link::launch_some(Write &write) {
+    std::vector<Span> tiles;
+    int64_t bytes = 0;
+    while (scatter_->has_room() && !write.batches_.empty() && !write.batches_.front().ready_event && tiles.size() < Scatter::MAX_TILES) {
+        Batch &batch = write.batches_.front();
+        tiles.push_back(next_piece(batch, Scatter::TILE_BYTES));
+        bytes += tiles.back().length;
+        if (batch.next == batch.spans.size()) {
+            write.batches_.pop_front();
+        }
+    }
+    if (!tiles.empty()) {
+        if (write.num_puts_.fetch_add(1, std::memory_order_relaxed) == 0) {
+            write.first_post_ns_.store(now_ns(), std::memory_order_relaxed);
+        }
+        write.num_bytes_.fetch_add(bytes, std::memory_order_relaxed);
+        write.begin_operation();
+        launch(tiles, params_.source->address(), device_pool_->address(), write.shared_from_this());
+    }
+    return !write.batches_.empty() && !write.batches_.front().ready_event;
+}
+
+void Link::launch(const std::vector<Span> &tiles, uint64_t source, uint64_t destination, WritePtr write) {
+    launches_.push_back(std::move(write));
+    try {
+        scatter_->launch(tiles, source, destination);
+    } catch (const Failure &failure) {
+        fail(UCS_ERR_IO_ERROR, failure.function() + ": " + failure.what());
+    }
+}
+
+bool Link::take_ended_launches() {
+    if (launches_.empty()) {
+        return false;
+    }
+    size_t count = 0;
+    try {
+        count = scatter_->ended();
+    } catch (const Failure &failure) {
+        fail(UCS_ERR_IO_ERROR, failure.function() + ": " + failure.what());
+        count = launches_.size(); // the device does nothing for this context any more
+    }
+    for (size_t i = 0; i < count; ++i) {
+        const WritePtr write = launches_.front();
+        launches_.pop_front();
+        if (!write) {
+            probe_->put_done(UCS_OK);
+            continue;
+        }
+        write->end_operation();
+        if (write->phase_ == Write::Phase::FLUSHING && write->outstanding_ == 1) {
+            flushed(*write, UCS_OK);
+        }
+    }
+    return count > 0;
 }
 
 Span Link::next_piece(Batch &batch, int64_t max_bytes) {
@@ -449,6 +520,10 @@ void Link::start_flush(Write &write) {
     if (path_ == Path::STORES) {
         store_fence();
         flushed(write, UCS_OK);
+    } else if (path_ == Path::KERNEL) {
+        if (write.outstanding_ == 1) {
+            flushed(write, UCS_OK); // no launch of it is in flight; otherwise the last one's end flushes
+        }
     } else if (path_ == Path::MESSAGES) {
         ask(write, MessageKind::FLUSH);
     } else {
@@ -563,7 +638,15 @@ bool Link::close_step() {
 
 // The link is lost: UCX gives everything up, then the writes fail. A write fails only when nothing reads its source any more.
 bool Link::settle() {
-    bool worked = false;
+    bool worked = take_ended_launches(); // a kernel that runs reads its source
+    if (scatter_ && scatter_->is_idle()) {
+        while (!launches_.empty()) { // those that could not be launched
+            if (launches_.front()) {
+                launches_.front()->end_operation();
+            }
+            launches_.pop_front();
+        }
+    }
     if (endpoint_) {
         if (probe_) {
             probe_->fail(failure_status_, failure_text());
@@ -602,6 +685,9 @@ void Link::shut() {
         counted_ = false;
     }
     header_ = nullptr;
+    scatter_.reset();
+    device_scratch_.reset();
+    device_pool_.reset();
     pool_ = RemoteMemory();
     table_ = RemoteMemory();
     bell_ = RemoteMemory();

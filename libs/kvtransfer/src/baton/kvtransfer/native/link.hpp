@@ -2,9 +2,11 @@
 #pragma once
 
 #include "endpoint.hpp"
+#include "cuda.hpp"
 #include "memory.hpp"
 #include "message.hpp"
 #include "probe.hpp"
+#include "scatter.hpp"
 #include "write.hpp"
 
 #include <atomic>
@@ -30,6 +32,7 @@ struct LinkParams {
     bool same_host = false; // shared memory: no peer errors from UCX, the receiver's process is watched instead
     int pidfd = -1;         // of the receiver's process when same_host; owned by the link from here on
     MemoryPtr source;
+    std::string device_pool, device_scratch; // exported device memory; empty: none, or it cannot be shared
     int max_in_flight = 64;
     int64_t max_put_bytes = 16 << 20;
 };
@@ -39,6 +42,7 @@ enum class Path : int {
     STORES = 0,   // the receiver's memory is mapped here: plain stores
     PUTS = 1,     // the transport has puts of its own (cma, CUDA IPC, RDMA)
     MESSAGES = 2, // it has none (tcp): see message.hpp
+    KERNEL = 3,   // the receiver's device memory is mapped here: a kernel stores into it
 };
 
 enum class LinkState : int { CONNECTING = 0, READY = 1, LOST = 2, CLOSED = 3 };
@@ -77,7 +81,7 @@ public:
     bool pump();
     void fail(ucs_status_t status, const std::string &text);
     void peer_process_ended();
-    bool is_waiting_for_event() const { return !gated_.empty(); }
+    bool is_waiting_for_event() const { return !gated_.empty() || !launches_.empty(); }
     bool is_over() const { return state() == LinkState::CLOSED; }
     int pidfd() const { return params_.pidfd; }
 
@@ -97,6 +101,10 @@ private:
     void advance(const WritePtr &write);
     void take_incoming(Write &write);
     bool post_some(Write &write);
+    void map_device();
+    bool launch_some(Write &write);
+    void launch(const std::vector<Span> &tiles, uint64_t source, uint64_t destination, WritePtr write);
+    bool take_ended_launches();
     Span next_piece(Batch &batch, int64_t max_bytes);
     void put(Write &write, const Span &piece);
     void start_flush(Write &write);
@@ -135,6 +143,9 @@ private:
     std::unordered_map<uint64_t, WritePtr> open_;
     std::deque<WritePtr> runnable_;
     std::vector<WritePtr> gated_;
+    std::unique_ptr<CudaMapping> device_pool_, device_scratch_;
+    std::unique_ptr<Scatter> scatter_;
+    std::deque<WritePtr> launches_; // in flight; null: of the probe
     std::shared_ptr<Probe> probe_;
 };
 

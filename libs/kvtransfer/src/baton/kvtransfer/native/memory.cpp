@@ -9,22 +9,27 @@ namespace baton {
 
 MemoryPtr Memory::allocate(ContextPtr context, size_t num_bytes, bool shared) {
     if (shared) {
-        return MemoryPtr(new Memory(std::move(context), nullptr, num_bytes, UCP_MEM_MAP_ALLOCATE, false));
+        return MemoryPtr(new Memory(std::move(context), nullptr, num_bytes, UCP_MEM_MAP_ALLOCATE, Owner::SOMEBODY));
     }
     // Not left to UCX, which may take it from the heap: this must be zeroed, and touched by nobody before its first use.
     void *address = mmap(nullptr, num_bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     if (address == MAP_FAILED) {
         fail_errno("mmap");
     }
-    return MemoryPtr(new Memory(std::move(context), address, num_bytes, 0, true));
+    return MemoryPtr(new Memory(std::move(context), address, num_bytes, 0, Owner::US_MMAP));
+}
+
+MemoryPtr Memory::allocate_device(ContextPtr context, size_t num_bytes) {
+    void *address = reinterpret_cast<void *>(cuda_allocate(context->device(), num_bytes));
+    return MemoryPtr(new Memory(std::move(context), address, num_bytes, 0, Owner::US_CUDA));
 }
 
 MemoryPtr Memory::adopt(ContextPtr context, uint64_t address, size_t num_bytes) {
-    return MemoryPtr(new Memory(std::move(context), reinterpret_cast<void *>(address), num_bytes, 0, false));
+    return MemoryPtr(new Memory(std::move(context), reinterpret_cast<void *>(address), num_bytes, 0, Owner::SOMEBODY));
 }
 
-Memory::Memory(ContextPtr context, void *address, size_t num_bytes, unsigned flags, bool own_mapping)
-    : context_(std::move(context)), address_(address), num_bytes_(num_bytes), own_mapping_(own_mapping) {
+Memory::Memory(ContextPtr context, void *address, size_t num_bytes, unsigned flags, Owner owner)
+    : context_(std::move(context)), address_(address), num_bytes_(num_bytes), owner_(owner) {
     if (context_->device() >= 0) {
         cuda_bind(context_->device());
     }
@@ -39,9 +44,7 @@ Memory::Memory(ContextPtr context, void *address, size_t num_bytes, unsigned fla
     }
     ucs_status_t status = ucp().ucp_mem_map(context_->handle(), &params, &handle_);
     if (status != UCS_OK) {
-        if (own_mapping_) {
-            munmap(address_, num_bytes_);
-        }
+        give_back();
         check("ucp_mem_map", status);
     }
     ucp_mem_attr_t attributes{};
@@ -54,8 +57,14 @@ Memory::Memory(ContextPtr context, void *address, size_t num_bytes, unsigned fla
 
 Memory::~Memory() {
     ucp().ucp_mem_unmap(context_->handle(), handle_);
-    if (own_mapping_) {
+    give_back();
+}
+
+void Memory::give_back() {
+    if (owner_ == Owner::US_MMAP) {
         munmap(address_, num_bytes_);
+    } else if (owner_ == Owner::US_CUDA) {
+        cuda_free(context_->device(), address());
     }
 }
 

@@ -14,6 +14,8 @@ class Memory {
 public:
     // Zeroed memory. shared: UCX allocates it so that other processes of the host can map it.
     static std::shared_ptr<Memory> allocate(ContextPtr context, size_t num_bytes, bool shared);
+    // Memory of the context's CUDA device.
+    static std::shared_ptr<Memory> allocate_device(ContextPtr context, size_t num_bytes);
     // Memory that the caller keeps alive.
     static std::shared_ptr<Memory> adopt(ContextPtr context, uint64_t address, size_t num_bytes);
 
@@ -29,12 +31,14 @@ public:
     std::string pack_key() const;
 
 private:
-    Memory(ContextPtr context, void *address, size_t num_bytes, unsigned flags, bool own_mapping);
+    enum class Owner { SOMEBODY, US_MMAP, US_CUDA };
+    Memory(ContextPtr context, void *address, size_t num_bytes, unsigned flags, Owner owner);
+    void give_back();
 
     ContextPtr context_;
     void *address_;
     size_t num_bytes_;
-    bool own_mapping_; // ours to munmap
+    Owner owner_;
     ucp_mem_h handle_ = nullptr;
     ucs_memory_type_t type_ = UCS_MEMORY_TYPE_HOST;
 };

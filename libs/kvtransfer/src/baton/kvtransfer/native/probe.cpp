@@ -39,12 +39,13 @@ bool Probe::step(Link &link) {
         posted_ = 0;
         start_ns_ = now_ns();
     }
-    const int window = link.path_ == Path::MESSAGES && !is_write_ ? 1 : WINDOW; // pulls are told apart by their bytes only
+    const int window = link.path_ == Path::KERNEL ? 4 : link.path_ == Path::MESSAGES && !is_write_ ? 1 : WINDOW; // pulls are told apart by their bytes only
     if (posted_ < count_ && outstanding_ < window) {
         post(link);
         return true;
     }
-    if (posted_ == count_ && (is_write_ || outstanding_ == 0)) {
+    const bool ends_by_completion = !is_write_ || link.path_ == Path::KERNEL;
+    if (posted_ == count_ && (!ends_by_completion || outstanding_ == 0)) {
         flush(link);
         return true;
     }
@@ -54,13 +55,25 @@ bool Probe::step(Link &link) {
 void Probe::post(Link &link) {
     char *local = reinterpret_cast<char *>(local_->address());
     ++posted_;
-    if (link.path_ == Path::MESSAGES) {
+    if (link.path_ == Path::KERNEL) {
+        post_launch(link);
+    } else if (link.path_ == Path::MESSAGES) {
         post_messages(link);
     } else if (link.path_ == Path::STORES && link.scratch_.mapped()) {
         is_write_ ? store_bytes(link.scratch_.mapped(), local, size_t(num_bytes_)) : store_bytes(local, link.scratch_.mapped(), size_t(num_bytes_));
     } else {
         post_put(link);
     }
+}
+
+void Probe::post_launch(Link &link) {
+    std::vector<Span> tiles;
+    for (int64_t offset = 0; offset < num_bytes_; offset += Scatter::TILE_BYTES) {
+        tiles.push_back({offset, offset, std::min(Scatter::TILE_BYTES, num_bytes_ - offset)});
+    }
+    ++outstanding_;
+    const uint64_t remote = link.device_scratch_->address();
+    is_write_ ? link.launch(tiles, local_->address(), remote, nullptr) : link.launch(tiles, remote, local_->address(), nullptr);
 }
 
 void Probe::post_messages(Link &link) {
@@ -138,6 +151,10 @@ void Probe::flush(Link &link) {
     if (link.path_ == Path::STORES) {
         store_fence();
         finish();
+        return;
+    }
+    if (link.path_ == Path::KERNEL) {
+        finish(); // all launches have ended
         return;
     }
     if (link.path_ == Path::MESSAGES) {

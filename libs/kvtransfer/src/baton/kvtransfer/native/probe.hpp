@@ -20,6 +20,7 @@ public:
     bool step(Link &link);
     void fail(int status, const std::string &text);
     bool is_done() const { return done_; }
+    void put_done(ucs_status_t status);
     // Answers to its messages.
     void acknowledged(uint64_t ticket);
     void arrived(const MessageHeader &header, const char *payload, size_t num_bytes);
@@ -31,9 +32,9 @@ private:
     static void on_put(void *request, ucs_status_t status, void *probe);
     static void on_flushed(void *request, ucs_status_t status, void *probe);
     void post(Link &link);
+    void post_launch(Link &link);
     void post_messages(Link &link);
     void post_put(Link &link);
-    void put_done(ucs_status_t status);
     void flush(Link &link);
     void finish();
 

@@ -136,6 +136,8 @@ class UcxAgent(Agent):
             pidfd,
             self._config.max_in_flight,
             self._config.max_put_bytes,
+            invited.device if self._device >= 0 else b"",
+            invited.device_scratch if self._device >= 0 else b"",
         )
         peer = UcxPeer(link, invited, source.num_bytes, self._config.probe_timeout_s, side, self._begin, lambda: self._take(self._peers, link_id))
         with self._lock:
@@ -218,7 +220,11 @@ class UcxAgent(Agent):
 
     def _scratch_memory(self) -> _native.Memory:
         if self._scratch is None:
-            self._scratch = _native.Memory.allocate(self._context, max(self._config.probe_bytes, 1), self._is_shared)
+            num_bytes = max(self._config.probe_bytes, 1)
+            if self._device >= 0:
+                self._scratch = _native.Memory.allocate_device(self._context, num_bytes)
+            else:
+                self._scratch = _native.Memory.allocate(self._context, num_bytes, self._is_shared)
         return self._scratch
 
     def _sending_side(self, path: str) -> SendingSide:
@@ -242,8 +248,19 @@ class UcxAgent(Agent):
             table=Window(native.table_address, native.table_bytes, native.table_key()),
             bell=Window(receiver.bell_address, receiver.bell_bytes, receiver.bell_key()),
             scratch=Window(scratch.address, self._config.probe_bytes, scratch.pack_key()),
+            device=self._export(pool),
+            device_scratch=self._export(scratch),
             fingerprint=self._config.fingerprint,
         ).encode()
+
+    def _export(self, memory: _native.Memory) -> bytes:
+        if self._device < 0 or not self._is_shared:
+            return b""
+        try:
+            return memory.export_device()
+        except UCXError as error:
+            log.warning("the CUDA memory at %#x cannot be mapped by other processes (%s): writes go by UCX's puts", memory.address, error)
+            return b""
 
     def _path_to(self, invited: Invitation) -> str:
         ours, theirs = self._config.transport, invited.transport

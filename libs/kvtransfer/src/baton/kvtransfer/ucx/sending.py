@@ -32,8 +32,11 @@ class SendingSide:
         """Local memory for a probe, its pages touched: untouched ones read as one page of zeros, which flatters the path."""
         with self._lock:
             if num_bytes not in self._scratch:
-                memory = _native.Memory.allocate(self.context, num_bytes, shared=False)
-                memoryview(memory)[::4096] = bytes(-(-num_bytes // 4096))
+                if self._config.device:
+                    memory = _native.Memory.allocate_device(self.context, num_bytes)
+                else:
+                    memory = _native.Memory.allocate(self.context, num_bytes, shared=False)
+                    memoryview(memory)[::4096] = bytes(-(-num_bytes // 4096))
                 self._scratch[num_bytes] = memory
             return self._scratch[num_bytes]
 

@@ -1,0 +1,47 @@
+// A kernel that stores scattered pages straight into another process's mapped device memory: one launch for thousands of pages.
+// Used by one thread, whose CUDA context is bound.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <vector>
+
+namespace baton {
+
+struct Span;
+
+class Scatter {
+public:
+    static constexpr size_t MAX_TILES = 1 << 14;      // of one launch
+    static constexpr int64_t TILE_BYTES = 128 << 10;  // what one thread block copies at a time: longer spans are cut
+
+    Scatter();
+    ~Scatter();
+    Scatter(const Scatter &) = delete;
+    Scatter &operator=(const Scatter &) = delete;
+
+    // Whether another launch may be made now.
+    bool has_room() const { return in_flight_ < slots_.size(); }
+    // Copies at most MAX_TILES tiles from `source` to `destination`; offsets are relative to those. Launches end in order.
+    void launch(const std::vector<Span> &tiles, uint64_t source, uint64_t destination);
+    // How many launches have ended since the last call.
+    size_t ended();
+    bool is_idle() const { return in_flight_ == 0; }
+
+private:
+    struct Slot {
+        void *host = nullptr; // pinned: the list of tiles
+        uint64_t device = 0;  // its copy
+        void *event = nullptr;
+    };
+    void release();
+
+    void *stream_ = nullptr;
+    void *module_ = nullptr;
+    void *kernel_ = nullptr;
+    std::vector<Slot> slots_;
+    size_t first_ = 0; // of the launches in flight
+    size_t in_flight_ = 0;
+};
+
+} // namespace baton
