@@ -86,7 +86,8 @@ def assert_no_more_than(before: tuple[int, int, int, int], memory_bytes: int) ->
     assert after[0] <= before[0] + 3, "descriptors"
     assert after[1] <= before[1], "threads"
     assert after[2] <= before[2] + 20, "mappings"
-    assert after[3] <= before[3] + memory_bytes, "memory"
+    if "BATON_SANITIZED" not in os.environ:  # a sanitizer keeps freed memory back to find late uses
+        assert after[3] <= before[3] + memory_bytes, "memory"
 
 
 def lo(ucx: Any) -> dict[str, str]:

@@ -31,6 +31,11 @@ def run(code: str, **environment: str) -> subprocess.CompletedProcess[str]:
     )
 
 
+def compile_library(source: Path, target: Path) -> None:
+    environment = {name: value for name, value in os.environ.items() if name != "LD_PRELOAD"}  # a sanitizer is for us, not for the compiler
+    subprocess.run(["cc", "-shared", "-fPIC", "-o", str(target), str(source)], env=environment, check=True)
+
+
 OPEN = "from baton.kvtransfer import *\nagent = open_agent(AgentConfig('x'))\nregion = agent.allocate(4096)\ninbox = agent.open_inbox('y', region)\n"
 
 
@@ -102,7 +107,7 @@ def test_a_library_that_is_too_old_is_refused_by_name(tmp_path: Path, version: s
         "".join([f'const char *ucp_get_version_string(void) {{ return "{version}"; }}\n', *(f"void {name}(void) {{}}\n" for name in functions)])
     )
     old = tmp_path / "libucp.so.0"
-    subprocess.run(["cc", "-shared", "-fPIC", "-o", str(old), str(source)], check=True)
+    compile_library(source, old)
     done = run(OPEN, BATON_UCX_LIBRARY=str(old))
     assert "LibraryTooOld" in done.stderr
     assert f"{old} (UCX {version}, named by BATON_UCX_LIBRARY) {why}" in done.stderr
@@ -113,7 +118,7 @@ def test_a_second_build_of_ucx_is_refused(tmp_path: Path) -> None:
     source = tmp_path / "other.c"
     source.write_text("int nothing;\n")
     other = tmp_path / "libucs-bd02cf62.so.0.0.0"  # as wheels rename what they bundle
-    subprocess.run(["cc", "-shared", "-fPIC", "-o", str(other), str(source)], check=True)
+    compile_library(source, other)
     done = run(f"import ctypes; ctypes.CDLL({str(other)!r})\n" + OPEN)
     assert "LibraryConflict" in done.stderr
     assert str(other) in done.stderr

@@ -22,16 +22,33 @@ def program() -> Path | None:
     return path if path and path.is_file() else None
 
 
-def gigabytes_per_s(executable: Path, case: Case) -> float:
-    return max(_run(executable, case, tls) for tls in _TLS[case.transport])
+def gigabytes_per_s(executable: Path, case: Case, memory: str = "host") -> float:
+    """memory: "host" or "cuda", on both sides."""
+    choices = _TLS[case.transport] if memory == "host" else ("sm,cuda",)
+    return max(_run(executable, case, tls, memory) for tls in choices)
 
 
-def _run(executable: Path, case: Case, tls: str) -> float:
+def _run(executable: Path, case: Case, tls: str, memory: str) -> float:
     with socket.create_server(("127.0.0.1", 0)) as probe:
         port = probe.getsockname()[1]
     library_folder = str(executable.parent.parent / "lib")
     environment = {**os.environ, "LD_LIBRARY_PATH": library_folder, "UCX_TLS": tls, "UCX_WARN_UNUSED_ENV_VARS": "n"}
-    command = [str(executable), "-p", str(port), "-t", "ucp_put_bw", "-s", str(case.num_bytes), "-n", str(case.count), "-w", str(WARM_PUTS), "-f"]
+    command = [
+        str(executable),
+        "-p",
+        str(port),
+        "-t",
+        "ucp_put_bw",
+        "-s",
+        str(case.num_bytes),
+        "-n",
+        str(case.count),
+        "-w",
+        str(WARM_PUTS),
+        "-m",
+        memory,
+        "-f",
+    ]
     with subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as server:
         try:
             _wait_for(port)
