@@ -21,7 +21,7 @@ R cuMemcpyHtoD_v2(uint64_t d, const void *s, size_t n) { memcpy((void *)d, s, n)
 R cuMemcpyHtoDAsync_v2(uint64_t d, const void *s, size_t n, void *q) { memcpy((void *)d, s, n); return 0; }
 R cuMemAlloc_v2(uint64_t *p, size_t n) { *p = (uint64_t)aligned_alloc(4096, (n + 4095) & ~4095ul); return *p ? 0 : 2; }
 R cuMemFree_v2(uint64_t p) { free((void *)p); return 0; }
-R cuMemHostAlloc(void **p, size_t n, unsigned f) { *p = malloc(n); return 0; }
+R cuMemHostAlloc(void **p, size_t n, unsigned f) { *p = aligned_alloc(4096, (n + 4095) & ~4095ul); return 0; }
 R cuMemFreeHost(void *p) { free(p); return 0; }
 // what was not allocated here looks as if its allocation began a little before
 R cuMemGetAddressRange_v2(uint64_t *b, size_t *n, uint64_t p) { *b = p % 4096 ? p - 512 : p; *n = 0; return 0; }
