@@ -9,6 +9,7 @@ import os
 import subprocess
 import sys
 import textwrap
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -131,3 +132,20 @@ def test_nothing_is_read_before_the_event_has_fired(driver: str) -> None:
 def test_a_device_without_a_driver_is_an_error_that_names_it() -> None:
     done = subprocess.run([sys.executable, "-c", PREAMBLE], capture_output=True, text=True, timeout=60, check=False)
     assert "UCXError: dlopen(libcuda.so.1) failed" in done.stderr
+
+
+@pytest.mark.parametrize("architecture", ["sm_75", "sm_80", "sm_90"])
+def test_the_kernel_assembles(tmp_path: Path, architecture: str) -> None:
+    """By the assembler that triton brings; the driver does the same when it loads the kernel."""
+    spec = find_spec("triton")
+    assembler = Path(spec.origin).parent / "backends/nvidia/bin/ptxas" if spec and spec.origin else None
+    if assembler is None or not assembler.is_file():
+        pytest.skip("no ptxas here: triton is not installed")
+    header = (SOURCE.parents[1] / "src/baton/kvtransfer/native/scatter_ptx.hpp").read_text(encoding="utf-8")
+    kernel = tmp_path / "scatter.ptx"
+    kernel.write_text(header.split('R"ptx(\n')[1].split(')ptx"')[0], encoding="ascii")
+    done = subprocess.run(
+        [assembler, f"-arch={architecture}", "-v", kernel, "-o", tmp_path / "scatter.cubin"], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert "0 bytes spill stores" in done.stderr
