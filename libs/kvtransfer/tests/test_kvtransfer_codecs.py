@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import subprocess
 import sys
 import threading
+import time
 from pathlib import Path
+from typing import Any
 
 import hypothesis.strategies as st
 import pytest
 from hypothesis import given, settings
 
-from baton.kvtransfer import Doorbell, IncompatiblePeer, InvalidArgument
+from baton.kvtransfer import Doorbell, InboxStats, IncompatiblePeer, InvalidArgument
 from baton.kvtransfer import doorbell as records
 from baton.kvtransfer.envelope import seal, unseal
 from baton.kvtransfer.identity import Identity, is_gone
@@ -172,3 +175,25 @@ def test_a_process_whose_main_thread_ended_is_not_gone() -> None:
         child.kill()
         child.wait()
         assert is_gone(there, here)
+
+
+def test_the_native_core_reads_the_same_records(shm: Any) -> None:
+    """Written straight into the table, without a word to the receiver: its backstop finds them."""
+    receiver = shm.local("receiver")
+    inbox = receiver.agent.open_inbox("sender", receiver.region, 4)
+    nonce = Invitation.decode(inbox.invitation).nonce
+    slots = [inbox.arm(room, 3) for room in (1, 2, 3)]
+    time.sleep(0.05)  # arming wakes the receiver; it has gone back to sleep
+
+    def store(slot: int, record: bytes) -> None:
+        ctypes.memmove(inbox.native.table_address + 64 * (1 + slot), record, len(record))
+
+    doorbell = Doorbell(1, 3, num_tokens=9, first_token=-1, status=5, digest=2**64 - 1, has_digest=True, last_layer_ns=12)
+    store(slots[0], records.encode(doorbell, nonce))
+    store(slots[1], records.encode(Doorbell(2, 3), nonce + 1))  # of another inbox
+    store(slots[2], b"\x01" * 64)  # no record at all
+    assert receiver.doorbells(1) == [doorbell]
+    deadline = time.monotonic() + 5
+    while inbox.stats.num_invalid == 0 and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert inbox.stats == InboxStats(num_rung=1, num_stale=1, num_invalid=1, num_found_by_backstop=1)
