@@ -15,7 +15,7 @@ from pathlib import Path
 
 HERE = Path(__file__).parent
 TESTS = ("contract", "faults", "process", "isolation", "torture")
-#: Frames whose leaks are not this package's.
+#: Leaks with such a name among the four innermost frames are not this package's.
 NOT_OURS = (
     "libpython",
     "python3",
@@ -46,7 +46,7 @@ def main() -> int:
             "PYTHONPATH": str(built),
             "LD_PRELOAD": " ".join(_runtime(name) for name in ("libasan.so", "libubsan.so")),
             "PYTHONMALLOC": "malloc",
-            "ASAN_OPTIONS": "detect_leaks=1:abort_on_error=1:handle_segv=1:allocator_may_return_null=1:detect_stack_use_after_return=0",
+            "ASAN_OPTIONS": "detect_leaks=1:malloc_context_size=4:abort_on_error=1:handle_segv=1:allocator_may_return_null=1",
             "LSAN_OPTIONS": f"suppressions={suppressions}:print_suppressions=0",
             "UBSAN_OPTIONS": "print_stacktrace=1:halt_on_error=1",
             "BATON_TORTURE_ROOMS": "2000",
