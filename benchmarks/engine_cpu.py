@@ -96,6 +96,35 @@ def weights_bytes(model: Any) -> int:
     return sum(weight.numel() * weight.element_size() for weight in model.parameters())
 
 
+@dataclass
+class Runs:
+    """timings[cell][0] are ours, [1] theirs, in the order of the rounds."""
+
+    timings: dict[str, tuple[list[Timing], list[Timing]]]
+    bandwidths: list[float]
+
+    def rates(self, cell: str, side: int, rate: Callable[[Timing], float]) -> list[float]:
+        return [rate(timing) for timing in self.timings[cell][side]]
+
+
+def measure(cells: dict[str, list[list[int]]], ours: Ours, theirs: Theirs, lengths: dict[str, int], num_rounds: int) -> Runs:
+    runs = Runs({name: ([], []) for name in cells}, [])
+    for _ in range(num_rounds):
+        runs.bandwidths.append(read_bandwidth())
+        for name, prompts in cells.items():
+            for side, system in enumerate((ours, theirs)):
+                runs.timings[name][side].append(system.generate(prompts, lengths[name]))
+    return runs
+
+
+def prefill_rate(timing: Timing) -> float:
+    return PREFILL_TOKENS / timing.first_s
+
+
+def decode_rate(timing: Timing) -> float:
+    return len(timing.tokens) / timing.step_s
+
+
 def row(name: str, unit: str, ours: list[float], theirs: list[float], target: float) -> bool:
     """Values are rates (more is better); prints one line and says whether the target is met."""
     result = compare(ours, theirs)
@@ -138,27 +167,18 @@ def main() -> int:
     versions = f"torch {torch.__version__}, transformers {transformers.__version__}"
     print(f"greedy tokens equal in every cell; {given.threads} threads, {given.rounds} rounds, {versions}", flush=True)
 
-    runs: dict[str, tuple[list[Timing], list[Timing]]] = {name: ([], []) for name in cells}
-    bandwidths = []
-    for _ in range(given.rounds):
-        bandwidths.append(read_bandwidth())
-        for name, prompts in cells.items():
-            for side, system in enumerate((ours, theirs)):
-                runs[name][side].append(system.generate(prompts, lengths[name]))
-
-    def rates(name: str, side: int, rate: Callable[[Timing], float]) -> list[float]:
-        return [rate(timing) for timing in runs[name][side]]
-
-    print(f"{'':<34}{'ours':>9}{'transformers':>14} {'':<9}{'ratio':>8}  {'quartiles':<14}{'target':>6}")
-    single = rates("one", 0, lambda timing: 1 / timing.step_s)
-    batch = rates("sixteen", 0, lambda timing: 16 / timing.step_s)
-    long = (rates("long", side, lambda timing: PREFILL_TOKENS / timing.first_s) for side in (0, 1))
-    met = [
-        row("decode, 1 stream", "tokens/s", single, rates("one", 1, lambda timing: 1 / timing.step_s), 1.0),
-        row("decode, 16 streams", "tokens/s", batch, rates("sixteen", 1, lambda timing: 16 / timing.step_s), 1.0),
-        row(f"prefill, {PREFILL_TOKENS} tokens", "tokens/s", *long, 1.0),
+    heading = f"{'':<34}{'ours':>9}{'transformers':>14} {'':<9}{'ratio':>8}  {'quartiles':<14}{'target':>6}"
+    print(heading, flush=True)
+    long = measure({"long": cells["long"]}, ours, theirs, lengths, given.rounds)
+    met = [row(f"prefill, {PREFILL_TOKENS} tokens", "tokens/s", *(long.rates("long", side, prefill_rate) for side in (0, 1)), 1.0)]
+    short = measure({"one": cells["one"], "sixteen": cells["sixteen"]}, ours, theirs, lengths, given.rounds)
+    single, batch = short.rates("one", 0, decode_rate), short.rates("sixteen", 0, decode_rate)
+    met += [
+        row("decode, 1 stream", "tokens/s", single, short.rates("one", 1, decode_rate), 1.0),
+        row("decode, 16 streams", "tokens/s", batch, short.rates("sixteen", 1, decode_rate), 1.0),
         row("16 streams against our 1 stream", "tokens/s", batch, single, 4.0),
     ]
+    bandwidths = short.bandwidths
     size = weights_bytes(theirs.model)
     floor_s = size / max(bandwidths)
     print(
