@@ -82,6 +82,7 @@ public:
     void fail(ucs_status_t status, const std::string &text);
     void peer_process_ended();
     bool is_waiting_for_event() const { return !gated_.empty() || !launches_.empty(); }
+    bool has_in_flight() const { return in_flight_ > 0; }
     bool is_over() const { return state() == LinkState::CLOSED; }
     int pidfd() const { return params_.pidfd; }
 

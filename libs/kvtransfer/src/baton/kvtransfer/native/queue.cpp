@@ -6,7 +6,7 @@
 
 #include <algorithm>
 #include <cerrno>
-#include <poll.h>
+#include <sched.h>
 #include <sys/epoll.h>
 #include <sys/eventfd.h>
 #include <unistd.h>
@@ -16,7 +16,8 @@ namespace baton {
 namespace {
 
 constexpr uint64_t WAKE = ~0ull, WORKER = ~0ull - 1; // epoll data; anything else is the id of a link whose process is watched
-constexpr int LOOK_EVERY = 4096;                     // turns of a busy loop between two looks at the watched processes
+constexpr int64_t LOOK_EVERY_NS = 10'000'000;        // between two looks of a busy loop at the watched processes
+constexpr int64_t BUSY_PATIENCE_NS = 300'000;         // before sleeping while bytes are under way; the processor is offered to others meanwhile
 constexpr int64_t EVENT_POLL_NS = 20'000;            // while a write waits for a CUDA event
 
 void watch(int epoll_fd, int fd, uint64_t data) {
@@ -121,7 +122,7 @@ void Queue::run() {
         cuda_bind(context_->device());
     }
     int64_t idle_since_ns = 0;
-    unsigned turns = 0;
+    int64_t last_look_ns = 0;
     bool leaving = false;
     while (!leaving || !links_.empty()) {
         bool worked = false;
@@ -131,16 +132,20 @@ void Queue::run() {
         }
         worked |= worker_->progress() != 0;
         worked |= pump_links();
-        if (++turns % LOOK_EVERY == 0) {
+        const int64_t now = now_ns();
+        if (now - last_look_ns > LOOK_EVERY_NS) {
             look_for_events(0);
+            last_look_ns = now;
         }
         if (worked) {
             idle_since_ns = 0;
         } else if (idle_since_ns == 0) {
-            idle_since_ns = now_ns();
-        } else if (!leaving && now_ns() - idle_since_ns >= spin_ns_) {
+            idle_since_ns = now;
+        } else if (!leaving && now - idle_since_ns >= patience_ns()) {
             sleep();
             idle_since_ns = 0;
+        } else if (now - idle_since_ns >= spin_ns_) {
+            sched_yield();
         }
     }
     worker_.reset();
@@ -189,6 +194,12 @@ bool Queue::pump_links() {
         num_links_.store(int(links_.size()), std::memory_order_relaxed);
     }
     return worked;
+}
+
+// Bytes under way will want more work soon: going to sleep and being woken costs more than looking again.
+int64_t Queue::patience_ns() const {
+    const bool busy = std::any_of(links_.begin(), links_.end(), [](const LinkPtr &link) { return link->has_in_flight(); });
+    return busy ? std::max(spin_ns_, BUSY_PATIENCE_NS) : spin_ns_;
 }
 
 void Queue::sleep() {

@@ -39,6 +39,7 @@ private:
     bool take_commands();
     bool pump_links();
     void sleep();
+    int64_t patience_ns() const;
     void wake();
     void look_for_events(int timeout_ms);
 

@@ -1,10 +1,12 @@
 #include "receiver.hpp"
 
+#include "clock.hpp"
 #include "cuda.hpp"
 #include "failure.hpp"
 
 #include <algorithm>
 #include <cstring>
+#include <sched.h>
 #include <sys/epoll.h>
 #include <sys/eventfd.h>
 #include <unistd.h>
@@ -16,6 +18,7 @@ namespace {
 constexpr int BACKSTOP_MS = 10;           // between two looks that nobody asked for, while doorbells are armed
 constexpr int64_t IDLE_US = 1'000'000;    // between two looks at nothing
 constexpr int TURNS_OF_ONE_INBOX = 256;   // before the others have theirs
+constexpr int64_t BUSY_PATIENCE_NS = 300'000; // before sleeping after traffic; the processor is offered to others meanwhile
 constexpr uint64_t WAKE = ~0ull;
 
 } // namespace
@@ -126,8 +129,9 @@ void Receiver::run_progress() {
         cuda_bind(context_->device());
     }
     struct epoll_event events[16];
+    int64_t last_event_ns = 0;
     while (!stopping_.load()) {
-        bool busy = false;
+        bool any = false, busy = false;
         for (const auto &inbox : inboxes()) {
             unsigned num_events = 0, turns = 0, total = 0;
             while (turns++ < TURNS_OF_ONE_INBOX && inbox->progress(num_events) && num_events > 0) {
@@ -136,7 +140,18 @@ void Receiver::run_progress() {
             if (inbox->has_armed() && inbox->scan(total > 0 ? Look::AWOKEN : Look::BACKSTOP)) {
                 notices_->push(NoticeKind::DOORBELL, inbox->id());
             }
-            busy |= num_events > 0 || !inbox->arm_worker();
+            any |= total > 0;
+        }
+        const int64_t now = now_ns();
+        if (any) {
+            last_event_ns = now;
+        }
+        if (now - last_event_ns < BUSY_PATIENCE_NS) {
+            sched_yield();
+            continue;
+        }
+        for (const auto &inbox : inboxes()) {
+            busy |= !inbox->arm_worker();
         }
         if (busy) {
             continue;
