@@ -122,7 +122,13 @@ void Link::start_closing() {
 void Link::open() {
     try {
         auto on_error = [this](ucs_status_t status) { fail(status, std::string("the endpoint broke: ") + status_text(status)); };
-        endpoint_ = std::make_unique<Endpoint>(queue_->worker(), params_.worker_address, !params_.same_host, on_error);
+        if (!params_.same_host) {
+            own_worker_ = std::make_unique<Worker>(queue_->context());
+            check("ucp_worker_set_am_recv_handler", listen(own_worker_->handle(), this));
+            queue_->watch_worker(*own_worker_);
+        }
+        Worker &worker = own_worker_ ? *own_worker_ : queue_->worker();
+        endpoint_ = std::make_unique<Endpoint>(worker, params_.worker_address, !params_.same_host, on_error);
         pool_ = RemoteMemory(endpoint_->handle(), params_.pool);
         table_ = RemoteMemory(endpoint_->handle(), params_.table);
         bell_ = RemoteMemory(endpoint_->handle(), params_.bell);
@@ -158,7 +164,7 @@ void Link::greet() {
 }
 
 void Link::say_hello() {
-    const std::string address = queue_->worker().address();
+    const std::string address = own_worker_->address();
     send_copy(endpoint_->handle(), header(MessageKind::HELLO), address.data(), address.size());
 }
 
@@ -651,11 +657,7 @@ bool Link::settle() {
         if (probe_) {
             probe_->fail(failure_status_, failure_text());
         }
-        endpoint_.reset();
-        for (const auto &entry : awaiting_ack_) {
-            entry.second->end_operation(); // no answer will come
-        }
-        awaiting_ack_.clear();
+        leave_ucx();
         worked = true;
     }
     std::vector<WritePtr> still;
@@ -675,6 +677,20 @@ bool Link::settle() {
     return worked;
 }
 
+// Endpoint, keys and worker, in that order. No request is in flight afterwards.
+void Link::leave_ucx() {
+    endpoint_.reset();
+    for (const auto &entry : awaiting_ack_) {
+        entry.second->end_operation(); // no answer will come
+    }
+    awaiting_ack_.clear();
+    pool_ = RemoteMemory();
+    table_ = RemoteMemory();
+    bell_ = RemoteMemory();
+    scratch_ = RemoteMemory();
+    own_worker_.reset();
+}
+
 void Link::shut() {
     runnable_.clear();
     gated_.clear();
@@ -688,11 +704,7 @@ void Link::shut() {
     scatter_.reset();
     device_scratch_.reset();
     device_pool_.reset();
-    pool_ = RemoteMemory();
-    table_ = RemoteMemory();
-    bell_ = RemoteMemory();
-    scratch_ = RemoteMemory();
-    endpoint_.reset();
+    leave_ucx();
     params_.source.reset();
     std::lock_guard<std::mutex> lock(mutex_);
     state_.store(int(LinkState::CLOSED), std::memory_order_release);

@@ -47,10 +47,10 @@ enum class Path : int {
 
 enum class LinkState : int { CONNECTING = 0, READY = 1, LOST = 2, CLOSED = 3 };
 
-class Link : public std::enable_shared_from_this<Link> {
+class Link : public MessageSink, public std::enable_shared_from_this<Link> {
 public:
     Link(std::shared_ptr<Queue> queue, LinkParams params);
-    ~Link();
+    ~Link() override;
 
     // --- any thread ---
     Queue &queue() const { return *queue_; }
@@ -73,7 +73,10 @@ public:
 
     // --- the queue's thread ---
     void open();
-    void on_message(const MessageHeader &header, const char *payload, size_t num_bytes);
+    void on_message(const MessageHeader &header, const char *payload, size_t num_bytes) override;
+    // Of the link's own worker, if it has one.
+    bool progress() { return own_worker_ && own_worker_->progress() != 0; }
+    bool arm() { return !own_worker_ || own_worker_->arm(); }
     void start_closing();
     bool is_closing() const { return closing_; }
     void look_at(const WritePtr &write);
@@ -116,6 +119,7 @@ private:
     void finalize(const WritePtr &write, WriteState state, int status, const std::string &text);
     void run_again(const WritePtr &write);
     bool close_step();
+    void leave_ucx();
     bool settle();
     void shut();
 
@@ -132,6 +136,8 @@ private:
     bool closing_ = false;          // of the queue's thread
     int64_t close_deadline_ns_ = 0; // of the queue's thread
 
+    // Over a network. It goes with the endpoint: after an endpoint was closed by force (a peer that hangs), UCX 1.22's tcp may still get events for it.
+    std::unique_ptr<Worker> own_worker_;
     std::unique_ptr<Endpoint> endpoint_;
     RemoteMemory pool_, table_, bell_, scratch_;
     TableHeader *header_ = nullptr; // in the receiver's memory, when mapped

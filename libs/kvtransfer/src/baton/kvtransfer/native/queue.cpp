@@ -37,7 +37,6 @@ Queue::Queue(ContextPtr context, std::shared_ptr<Notices> notices, int spin_us)
         cuda_bind(context_->device());
     }
     worker_ = std::make_unique<Worker>(context_);
-    check("ucp_worker_set_am_recv_handler", listen(worker_->handle(), this));
     wake_fd_ = eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC);
     epoll_fd_ = epoll_create1(EPOLL_CLOEXEC);
     if (wake_fd_ < 0 || epoll_fd_ < 0) {
@@ -107,14 +106,7 @@ void Queue::attach(const LinkPtr &link) {
     }
 }
 
-void Queue::on_message(const MessageHeader &header, const char *payload, size_t num_bytes) {
-    for (const auto &link : links_) {
-        if (link->id() == header.link) {
-            link->on_message(header, payload, num_bytes);
-            return;
-        }
-    }
-}
+void Queue::watch_worker(const Worker &worker) { watch(epoll_fd_, worker.event_fd(), WORKER); }
 
 void Queue::run() {
     pthread_setname_np(pthread_self(), "baton-kv-queue");
@@ -181,6 +173,7 @@ bool Queue::pump_links() {
     bool worked = false;
     bool any_over = false;
     for (size_t i = 0; i < links_.size(); ++i) {
+        worked |= links_[i]->progress();
         worked |= links_[i]->pump();
         any_over |= links_[i]->is_over();
     }
@@ -214,7 +207,8 @@ void Queue::sleep() {
     }
     sleeping_.store(true, std::memory_order_seq_cst);
     try {
-        if (!has_commands_.load(std::memory_order_seq_cst) && worker_->arm()) {
+        const bool armed = worker_->arm() && std::all_of(links_.begin(), links_.end(), [](const LinkPtr &link) { return link->arm(); });
+        if (armed && !has_commands_.load(std::memory_order_seq_cst)) {
             look_for_events(timeout_ms);
         }
     } catch (const Failure &failure) {

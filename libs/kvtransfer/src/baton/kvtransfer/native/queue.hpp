@@ -13,11 +13,11 @@
 
 namespace baton {
 
-class Queue : public MessageSink {
+class Queue {
 public:
     Queue(ContextPtr context, std::shared_ptr<Notices> notices, int spin_us);
     // Closes its links and joins the thread.
-    ~Queue() override;
+    ~Queue();
     Queue(const Queue &) = delete;
     Queue &operator=(const Queue &) = delete;
 
@@ -28,8 +28,10 @@ public:
     void stop();
 
     // The queue's thread.
-    void on_message(const MessageHeader &header, const char *payload, size_t num_bytes) override;
     Worker &worker() { return *worker_; }
+    const ContextPtr &context() const { return context_; }
+    // Its events wake the queue.
+    void watch_worker(const Worker &worker);
     Notices &notices() { return *notices_; }
     void attach(const LinkPtr &link);
     int num_links() const { return num_links_.load(std::memory_order_relaxed); }
