@@ -653,7 +653,7 @@ bool Link::settle() {
             launches_.pop_front();
         }
     }
-    if (endpoint_) {
+    if (endpoint_ && launches_.empty()) {
         if (probe_) {
             probe_->fail(failure_status_, failure_text());
         }
@@ -677,8 +677,18 @@ bool Link::settle() {
     return worked;
 }
 
-// Endpoint, keys and worker, in that order. No request is in flight afterwards.
+// Nothing of this link writes any more, and it says so in the receiver's table while that is still mapped. Then endpoint, keys and worker go, in that order:
+// no request is in flight afterwards.
 void Link::leave_ucx() {
+    if (counted_) {
+        store_fence();
+        header_->closed.fetch_add(1, std::memory_order_seq_cst);
+        counted_ = false;
+    }
+    header_ = nullptr;
+    scatter_.reset();
+    device_scratch_.reset();
+    device_pool_.reset();
     endpoint_.reset();
     for (const auto &entry : awaiting_ack_) {
         entry.second->end_operation(); // no answer will come
@@ -695,15 +705,6 @@ void Link::shut() {
     runnable_.clear();
     gated_.clear();
     probe_.reset();
-    if (counted_) {
-        store_fence();
-        header_->closed.fetch_add(1, std::memory_order_seq_cst);
-        counted_ = false;
-    }
-    header_ = nullptr;
-    scatter_.reset();
-    device_scratch_.reset();
-    device_pool_.reset();
     leave_ucx();
     params_.source.reset();
     std::lock_guard<std::mutex> lock(mutex_);
