@@ -336,7 +336,7 @@ void Link::advance(const WritePtr &write) {
         const bool stop = write->cancel_requested_ || !write->local_error_.empty();
         if (stop) {
             write->batches_.clear();
-        } else if (path_ == Path::KERNEL ? launch_some(*write) : post_some(*write)) {
+        } else if (post_turn(*write)) {
             run_again(write);
             return;
         } else if (!write->batches_.empty() && write->batches_.front().ready_event) {
@@ -374,6 +374,21 @@ void Link::end_with_doorbell(Write &write) {
     write.phase_ = Write::Phase::RINGING;
     write.begin_operation();
     ask(write, MessageKind::RING);
+}
+
+bool Link::post_turn(Write &write) {
+    switch (path_) {
+    case Path::KERNEL:
+        return launch_some(write);
+    case Path::STORES: {
+        write.begin_operation(); // of the turn: reading the clock around every small store would cost more than the store
+        const bool more = post_some(write);
+        write.end_operation();
+        return more;
+    }
+    default:
+        return post_some(write);
+    }
 }
 
 // True when the write should have another turn; false when it has nothing to post now or waits for an event.
@@ -479,9 +494,7 @@ void Link::put(Write &write, const Span &piece) {
     const char *from = reinterpret_cast<const char *>(params_.source->address()) + piece.source;
     write.num_bytes_.fetch_add(piece.length, std::memory_order_relaxed);
     if (path_ == Path::STORES) {
-        write.begin_operation();
         store_bytes(pool_.mapped() + piece.destination, from, size_t(piece.length));
-        write.end_operation();
         return;
     }
     write.begin_operation();

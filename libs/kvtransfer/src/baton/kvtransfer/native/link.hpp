@@ -104,6 +104,7 @@ private:
     bool try_gated();
     void advance(const WritePtr &write);
     void take_incoming(Write &write);
+    bool post_turn(Write &write);
     bool post_some(Write &write);
     void map_device();
     bool launch_some(Write &write);
