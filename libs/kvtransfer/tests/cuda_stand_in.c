@@ -55,6 +55,9 @@ R cuEventRecord(void *e, void *s) {
 
 R cuEventQuery(void *e) {
     struct event *event = e;
+    if (!event) {
+        return 400; // CUDA_ERROR_INVALID_HANDLE
+    }
     if (!event->pending.tiles) {
         return __atomic_load_n(&event->fired, __ATOMIC_ACQUIRE) ? 0 : 600;
     }

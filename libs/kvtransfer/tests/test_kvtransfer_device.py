@@ -129,6 +129,32 @@ def test_nothing_is_read_before_the_event_has_fired(driver: str) -> None:
     )
 
 
+def test_layers_posted_while_an_earlier_one_is_awaited(driver: str) -> None:
+    """Each post makes the queue look at the write again: it must wait for the event once, not once a look."""
+    run(
+        driver,
+        """
+        class Event(ctypes.Structure):
+            _fields_ = [("fired", ctypes.c_int32), ("asked", ctypes.c_int32), ("pending", ctypes.c_uint64 * 4)]
+
+        events = [Event() for _ in range(12)]
+        slot = inbox.arm(1, 1)
+        handle = peer.begin(1)
+        for layer, event in enumerate(events):
+            handle.post(rows[layer : layer + 1], ready=ctypes.addressof(event))
+            time.sleep(0.005)
+        handle.finish(slot, Doorbell(1, 1))
+        for event in events:
+            assert handle.state is WriteState.OPEN, handle.error
+            event.fired = 1
+            time.sleep(0.002)
+        assert ended.wait(20) and handle.state is WriteState.DONE, handle.error
+        assert handle.num_bytes == len(events) * PAGE
+        assert (pool.reshape(NUM_PAGES, PAGE)[order[: len(events)]] == source.reshape(NUM_PAGES, PAGE)[: len(events)]).all()
+        """,
+    )
+
+
 def test_a_device_without_a_driver_is_an_error_that_names_it() -> None:
     done = subprocess.run([sys.executable, "-c", PREAMBLE], capture_output=True, text=True, timeout=60, check=False)
     assert "UCXError: dlopen(libcuda.so.1) failed" in done.stderr

@@ -299,6 +299,7 @@ bool Link::try_gated() {
     std::vector<WritePtr> gated;
     gated.swap(gated_);
     for (const auto &write : gated) {
+        write->gated_ = false;
         bool open = write->cancel_requested_;
         try {
             open = open || write->batches_.empty() || cuda_event_fired(write->batches_.front().ready_event);
@@ -313,10 +314,17 @@ bool Link::try_gated() {
             run_again(write);
             worked = true;
         } else {
-            gated_.push_back(write);
+            wait_for_event(write);
         }
     }
     return worked;
+}
+
+void Link::wait_for_event(const WritePtr &write) {
+    if (!write->gated_) {
+        write->gated_ = true;
+        gated_.push_back(write);
+    }
 }
 
 void Link::take_incoming(Write &write) {
@@ -340,7 +348,7 @@ void Link::advance(const WritePtr &write) {
             run_again(write);
             return;
         } else if (!write->batches_.empty() && write->batches_.front().ready_event) {
-            gated_.push_back(write);
+            wait_for_event(write);
             return;
         }
         if (stop) {

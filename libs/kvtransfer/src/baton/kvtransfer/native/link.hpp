@@ -102,6 +102,7 @@ private:
     void become_ready();
     bool admit_writer();
     bool try_gated();
+    void wait_for_event(const WritePtr &write);
     void advance(const WritePtr &write);
     void take_incoming(Write &write);
     bool post_turn(Write &write);

@@ -93,6 +93,7 @@ private:
     std::deque<Batch> batches_;
     bool finishing_ = false;
     bool runnable_ = false;
+    bool gated_ = false; // in the link's list of those that wait for an event, once however often more is posted meanwhile
     int outstanding_ = 0;     // UCX requests that refer to this write
     int64_t busy_since_ns_ = 0;
     std::string local_error_; // why it must not be finished although the link is well
