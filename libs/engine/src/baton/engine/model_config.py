@@ -2,48 +2,100 @@
 
 from __future__ import annotations
 
-import json
+import enum
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
-from baton.engine.errors import ModelConfigError
+from baton.engine.config_json import CONFIG_FILE, Fields, read_config_json
+from baton.engine.rope_config import RopeConfig, parse_rope
 
-CONFIG_FILE = "config.json"
+__all__ = ["CONFIG_FILE", "FAMILIES", "ModelConfig", "MoeConfig", "RopeConfig", "load_model_config", "parse_model_config"]
+
+
+class WindowRule(enum.Enum):
+    """Which layers of a family have a sliding window. NEVER: none, and config.json must not ask for one. ALWAYS: all, unless
+    sliding_window is null or layer_types says otherwise. SWITCHED: use_sliding_window turns it on; for layers from max_window_layers on
+    (SWITCHED_TAIL) or for all (SWITCHED_ALL)."""
+
+    NEVER = enum.auto()
+    ALWAYS = enum.auto()
+    SWITCHED_TAIL = enum.auto()
+    SWITCHED_ALL = enum.auto()
+
+
+@dataclass(frozen=True, slots=True)
+class ExpertNames:
+    """How a family's files name the tensors of a sparse layer, below `model.layers.N.`: one tensor for each expert and matrix."""
+
+    block: str
+    gate: str
+    up: str
+    down: str
+
+    @property
+    def router(self) -> str:
+        return f"{self.block}.gate"
+
+    def expert(self, index: int, matrix: str) -> str:
+        return f"{self.block}.experts.{index}.{matrix}"
 
 
 @dataclass(frozen=True, slots=True)
 class Family:
-    """Where one architecture differs from Llama. qkv_bias None: config.json's attention_bias decides, for qkv and o alike."""
+    """Where one architecture differs from Llama. Defaults are those that transformers puts in when config.json is silent.
+
+    qkv_bias None: config.json's attention_bias decides, for qkv and o alike. mlp_bias: config.json's mlp_bias counts.
+    experts: set for a mixture of experts.
+    """
 
     qkv_bias: bool | None = None
+    mlp_bias: bool = False
     qk_norm: bool = False
+    windows: WindowRule = WindowRule.NEVER
+    default_window: int | None = None
+    default_head_dim: int | None = None
+    default_theta: float = 10000.0
+    default_norm_eps: float = 1e-6
+    experts: ExpertNames | None = None
 
 
+_QWEN_EXPERTS = ExpertNames("mlp", "gate_proj", "up_proj", "down_proj")
+_MIXTRAL_EXPERTS = ExpertNames("block_sparse_moe", "w1", "w3", "w2")
 FAMILIES = {
-    "LlamaForCausalLM": Family(),
-    "MistralForCausalLM": Family(qkv_bias=False),
-    "Qwen2ForCausalLM": Family(qkv_bias=True),
-    "Qwen3ForCausalLM": Family(qk_norm=True),
+    "LlamaForCausalLM": Family(mlp_bias=True),
+    "MistralForCausalLM": Family(qkv_bias=False, windows=WindowRule.ALWAYS, default_window=4096),
+    "MixtralForCausalLM": Family(qkv_bias=False, windows=WindowRule.ALWAYS, default_theta=1e6, default_norm_eps=1e-5, experts=_MIXTRAL_EXPERTS),
+    "Qwen2ForCausalLM": Family(qkv_bias=True, windows=WindowRule.SWITCHED_TAIL),
+    "Qwen3ForCausalLM": Family(qk_norm=True, windows=WindowRule.SWITCHED_TAIL, default_head_dim=128),
+    "Qwen3MoeForCausalLM": Family(qk_norm=True, windows=WindowRule.SWITCHED_ALL, experts=_QWEN_EXPERTS),
 }
 
 
 @dataclass(frozen=True, slots=True)
-class RopeConfig:
-    """Rotary embedding. `kind` is default, linear or llama3; the last four fields belong to the scaled kinds (llama3 uses all)."""
+class MoeConfig:
+    """The sparse layers of a mixture of experts: softmax over all experts, the best `experts_per_token` of them taken.
 
-    theta: float
-    kind: str = "default"
-    factor: float = 1.0
-    low_freq_factor: float = 1.0
-    high_freq_factor: float = 4.0
-    original_max_position: int = 8192
+    intermediate_size: inner width of one expert. renormalize: the chosen weights are divided by their sum.
+    sparse: for each layer, whether it has experts (else it has the dense MLP of `ModelConfig.intermediate_size`).
+    """
+
+    num_experts: int
+    experts_per_token: int
+    intermediate_size: int
+    renormalize: bool
+    sparse: tuple[bool, ...]
+    names: ExpertNames
 
 
 @dataclass(frozen=True, slots=True)
 class ModelConfig:
-    """One decoder-only model of the Llama family. Sizes in elements; `max_model_len` in tokens."""
+    """One decoder-only model of the Llama family. Sizes in elements; `max_model_len` in tokens.
+
+    windows: for each layer, how many tokens a query sees, itself included; 0: all before it. A window that the context never fills is 0.
+    moe: None for a dense model.
+    """
 
     architecture: str
     vocab_size: int
@@ -61,137 +113,119 @@ class ModelConfig:
     o_bias: bool
     mlp_bias: bool
     qk_norm: bool
+    windows: tuple[int, ...]
+    moe: MoeConfig | None = None
+
+    def is_sparse(self, layer: int) -> bool:
+        """Whether `layer` has experts in the place of a dense MLP."""
+        return self.moe is not None and self.moe.sparse[layer]
 
 
 def load_model_config(folder: str | Path) -> ModelConfig:
     """Reads `folder`/config.json. Raises ModelConfigError with the file, the field, its value and what was expected."""
-    file = Path(folder) / CONFIG_FILE
-    try:
-        raw = json.loads(file.read_text(encoding="utf-8"))
-    except FileNotFoundError as error:
-        raise ModelConfigError(file, "file", None, "not found; a Hugging Face model folder holds config.json and *.safetensors") from error
-    except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
-        raise ModelConfigError(file, "file", None, f"cannot be read as JSON: {error}") from error
-    if not isinstance(raw, dict):
-        raise ModelConfigError(file, "file", type(raw).__name__, "must be a JSON object")
-    return parse_model_config(raw, file)
+    return parse_model_config(*read_config_json(folder))
 
 
 def parse_model_config(raw: Mapping[str, Any], file: Path) -> ModelConfig:
     """Pure part of `load_model_config`; `file` is only named in errors."""
-    fields = _Fields(raw, file)
+    fields = Fields(raw, file)
     architecture = _architecture(fields)
     family = FAMILIES[architecture]
     _refuse_unknown_shapes(fields)
-    hidden_size = fields.count("hidden_size")
     num_heads = fields.count("num_attention_heads")
     num_kv_heads = fields.count("num_key_value_heads", num_heads)
     if num_heads % num_kv_heads:
         fields.fail("num_key_value_heads", num_kv_heads, f"must divide num_attention_heads ({num_heads})")
-    if raw.get("head_dim") is None and hidden_size % num_heads:
-        fields.fail("hidden_size", hidden_size, f"must be a multiple of num_attention_heads ({num_heads}) when head_dim is not given")
-    head_dim = fields.count("head_dim", hidden_size // num_heads)
-    if head_dim % 2:
-        fields.fail("head_dim", head_dim, "must be even for rotary embedding")
+    num_layers = fields.count("num_hidden_layers")
+    rope, max_model_len = parse_rope(fields, family.default_theta, fields.count("max_position_embeddings"))
     attention_bias = fields.flag("attention_bias", False)
     return ModelConfig(
         architecture=architecture,
         vocab_size=fields.count("vocab_size"),
-        hidden_size=hidden_size,
+        hidden_size=fields.count("hidden_size"),
         intermediate_size=fields.count("intermediate_size"),
-        num_layers=fields.count("num_hidden_layers"),
+        num_layers=num_layers,
         num_heads=num_heads,
         num_kv_heads=num_kv_heads,
-        head_dim=head_dim,
-        max_model_len=fields.count("max_position_embeddings"),
-        rms_norm_eps=fields.number("rms_norm_eps", 1e-6),
-        rope=_rope(fields),
+        head_dim=_head_dim(fields, family, num_heads),
+        max_model_len=max_model_len,
+        rms_norm_eps=fields.number("rms_norm_eps", family.default_norm_eps),
+        rope=rope,
         tie_embeddings=fields.flag("tie_word_embeddings", False),
         qkv_bias=attention_bias if family.qkv_bias is None else family.qkv_bias,
         o_bias=attention_bias and family.qkv_bias is None,
-        mlp_bias=fields.flag("mlp_bias", False),
+        mlp_bias=family.mlp_bias and fields.flag("mlp_bias", False),
         qk_norm=family.qk_norm,
+        windows=tuple(window if window < max_model_len else 0 for window in _windows(fields, family, num_layers)),
+        moe=None if family.experts is None else _moe(fields, family.experts, num_layers),
     )
 
 
-class _Fields:
-    """Typed reading of config.json; a value of the wrong kind is an error that names it."""
-
-    def __init__(self, raw: Mapping[str, Any], file: Path) -> None:
-        self.raw = raw
-        self._file = file
-
-    def fail(self, field: str, value: object, expected: str) -> None:
-        raise ModelConfigError(self._file, field, value, expected)
-
-    def count(self, field: str, default: int | None = None) -> int:
-        value = self.raw.get(field)
-        if value is None:
-            value = default
-        if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-            self.fail(field, value, "must be a whole number of at least 1")
-        return cast("int", value)
-
-    def number(self, field: str, default: float | None = None) -> float:
-        value = self.raw.get(field)
-        if value is None:
-            value = default
-        if not isinstance(value, (int, float)) or isinstance(value, bool) or not value > 0:
-            self.fail(field, value, "must be a number above 0")
-        return float(cast("float", value))
-
-    def flag(self, field: str, default: bool) -> bool:
-        value = self.raw.get(field)
-        if value is None:
-            return default
-        if not isinstance(value, bool):
-            self.fail(field, value, "must be true or false")
-        return bool(value)
-
-    def inside(self, field: str, value: object) -> _Fields:
-        if not isinstance(value, dict):
-            self.fail(field, value, "must be a JSON object")
-        return _Fields(cast("dict[str, Any]", value), self._file)
-
-
-def _architecture(fields: _Fields) -> str:
+def _architecture(fields: Fields) -> str:
     names = fields.raw.get("architectures")
     if not isinstance(names, list) or len(names) != 1 or names[0] not in FAMILIES:
         fields.fail("architectures", names, f"must name one of {', '.join(sorted(FAMILIES))}")
-    return str(cast("list[str]", names)[0])
+    return str(names[0])
 
 
-def _refuse_unknown_shapes(fields: _Fields) -> None:
+def _refuse_unknown_shapes(fields: Fields) -> None:
     raw = fields.raw
     if raw.get("hidden_act", "silu") != "silu":
         fields.fail("hidden_act", raw["hidden_act"], "must be silu")
     if raw.get("quantization_config") is not None:
         fields.fail("quantization_config", raw["quantization_config"], "quantized weights are not supported; give float32, float16 or bfloat16")
-    # Qwen carries a window that use_sliding_window switches off; Mistral's is on whenever it is there.
-    if raw.get("sliding_window") is not None and raw.get("use_sliding_window", True):
-        fields.fail("sliding_window", raw["sliding_window"], "sliding-window attention is not supported; full attention only (null)")
-    if raw.get("partial_rotary_factor", 1.0) != 1.0:
-        fields.fail("partial_rotary_factor", raw["partial_rotary_factor"], "must be 1.0")
 
 
-def _rope(fields: _Fields) -> RopeConfig:
-    # transformers 5 writes rope_parameters; 4 wrote rope_theta beside rope_scaling.
-    name = "rope_parameters" if fields.raw.get("rope_parameters") is not None else "rope_scaling"
-    given = fields.raw.get(name)
-    scaling = fields.inside(name, {} if given is None else given)
-    theta = scaling.number("rope_theta", fields.number("rope_theta", 10000.0))
-    kind = scaling.raw.get("rope_type", scaling.raw.get("type", "default"))
-    if kind == "default":
-        return RopeConfig(theta=theta)
-    if kind == "linear":
-        return RopeConfig(theta=theta, kind=kind, factor=scaling.number("factor"))
-    if kind != "llama3":
-        fields.fail(f"{name}.rope_type", kind, "must be one of default, linear, llama3")
-    return RopeConfig(
-        theta=theta,
-        kind="llama3",
-        factor=scaling.number("factor"),
-        low_freq_factor=scaling.number("low_freq_factor"),
-        high_freq_factor=scaling.number("high_freq_factor"),
-        original_max_position=scaling.count("original_max_position_embeddings"),
+def _head_dim(fields: Fields, family: Family, num_heads: int) -> int:
+    hidden_size = fields.count("hidden_size")
+    if fields.raw.get("head_dim") is None and family.default_head_dim is None and hidden_size % num_heads:
+        fields.fail("hidden_size", hidden_size, f"must be a multiple of num_attention_heads ({num_heads}) when head_dim is not given")
+    head_dim = fields.count("head_dim", family.default_head_dim or hidden_size // num_heads)
+    if head_dim % 2:
+        fields.fail("head_dim", head_dim, "must be even for rotary embedding")
+    return head_dim
+
+
+def _windows(fields: Fields, family: Family, num_layers: int) -> list[int]:
+    """One window for each layer, 0 for full attention."""
+    rule = family.windows
+    given = fields.raw.get("sliding_window", family.default_window)
+    if rule in (WindowRule.SWITCHED_TAIL, WindowRule.SWITCHED_ALL) and not fields.flag("use_sliding_window", False):
+        given = None
+    if given is not None and rule is WindowRule.NEVER:
+        fields.fail("sliding_window", given, "this architecture has full attention only; must be null")
+    window = 0 if given is None else fields.count("sliding_window", family.default_window)
+    types = fields.raw.get("layer_types")
+    # Mistral's class in transformers ignores layer_types and says so in a warning; they are what such a model was trained with.
+    if types is None:
+        first = fields.count("max_window_layers", 28) if window and rule is WindowRule.SWITCHED_TAIL else 0
+        return [window if layer >= first else 0 for layer in range(num_layers)]
+    known = {"full_attention": 0, "sliding_attention": window}
+    if not isinstance(types, list) or len(types) != num_layers or any(kind not in known for kind in types):
+        fields.fail("layer_types", types, f"must be a list of {num_layers} (num_hidden_layers) of {', '.join(known)}")
+    if not window and "sliding_attention" in types:
+        fields.fail("layer_types", types, "has sliding_attention, but this model has no sliding_window")
+    return [known[kind] for kind in types]
+
+
+def _moe(fields: Fields, names: ExpertNames, num_layers: int) -> MoeConfig:
+    # Published Qwen3 folders say num_experts; Mixtral's, and whatever transformers 5 saves, num_local_experts.
+    field = "num_experts" if fields.raw.get("num_experts") is not None else "num_local_experts"
+    num_experts = fields.count(field, 8 if names is _MIXTRAL_EXPERTS else 128)
+    other = fields.count("num_local_experts", num_experts)
+    if other != num_experts:
+        fields.fail("num_local_experts", other, f"must be num_experts ({num_experts}) when both are given")
+    mixtral = names is _MIXTRAL_EXPERTS
+    experts_per_token = fields.count("num_experts_per_tok", 2 if mixtral else 8)
+    if experts_per_token > num_experts:
+        fields.fail("num_experts_per_tok", experts_per_token, f"must not be above {field} ({num_experts})")
+    dense = fields.indexes("mlp_only_layers", num_layers)
+    step = fields.count("decoder_sparse_step", 1)
+    return MoeConfig(
+        num_experts=num_experts,
+        experts_per_token=experts_per_token,
+        intermediate_size=fields.count("intermediate_size") if mixtral else fields.count("moe_intermediate_size"),
+        renormalize=mixtral or fields.flag("norm_topk_prob", False),
+        sparse=tuple(layer not in dense and (layer + 1) % step == 0 for layer in range(num_layers)),
+        names=names,
     )

@@ -7,7 +7,7 @@ import math
 import torch
 from torch import Tensor
 
-from baton.engine.model_config import RopeConfig
+from baton.engine.rope_config import RopeConfig
 
 
 def inverse_frequencies(rope: RopeConfig, head_dim: int) -> Tensor:
@@ -18,13 +18,18 @@ def inverse_frequencies(rope: RopeConfig, head_dim: int) -> Tensor:
         return frequencies / rope.factor
     if rope.kind == "llama3":
         return _llama3(frequencies, rope)
+    if rope.kind == "yarn":
+        return _yarn(frequencies, rope, head_dim)
     return frequencies
 
 
 def rotations(rope: RopeConfig, head_dim: int, num_positions: int) -> Tensor:
-    """[num_positions, head_dim / 2] complex64: e^(i * position * frequency)."""
+    """[num_positions, head_dim / 2] complex64: e^(i * position * frequency), times yarn's attention scaling.
+
+    The factor is on the table, so rotated queries and keys both carry it, as in transformers; keys in pages do too.
+    """
     angles = torch.outer(torch.arange(num_positions, dtype=torch.float32), inverse_frequencies(rope, head_dim))
-    return torch.complex(angles.cos(), angles.sin())
+    return torch.complex(angles.cos() * rope.attention_scaling, angles.sin() * rope.attention_scaling)
 
 
 def interleave(rows: Tensor, head_dim: int) -> Tensor:
@@ -55,3 +60,20 @@ def _llama3(frequencies: Tensor, rope: RopeConfig) -> Tensor:
     blended = (1 - blend) * frequencies / rope.factor + blend * frequencies
     scaled = torch.where(wavelengths > longest, frequencies / rope.factor, frequencies)
     return torch.where((wavelengths <= longest) & (wavelengths >= shortest), blended, scaled)
+
+
+def _yarn(frequencies: Tensor, rope: RopeConfig, head_dim: int) -> Tensor:
+    """Pairs that turn often within the original context are kept, those that turn less than once are slowed by `factor`, a ramp between."""
+
+    def dimension(turns: float) -> float:
+        """The pair (as a real number) that turns so many times over the original context."""
+        return head_dim * math.log(rope.original_max_position / (turns * 2 * math.pi)) / (2 * math.log(rope.theta))
+
+    low, high = dimension(rope.beta_fast), dimension(rope.beta_slow)
+    if rope.truncate:
+        low, high = math.floor(low), math.ceil(high)
+    low, high = max(low, 0), min(high, head_dim - 1)
+    if low == high:
+        high += 0.001  # a step in the place of the ramp
+    slowed = ((torch.arange(head_dim // 2, dtype=torch.float32) - low) / (high - low)).clamp(0, 1)
+    return frequencies / rope.factor * slowed + frequencies * (1 - slowed)
