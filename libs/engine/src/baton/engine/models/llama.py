@@ -85,7 +85,7 @@ class LlamaModel:
         pool.write(index, batch.writes, keys_values)
         if layer_done is not None:
             layer_done(index)
-        return layer.out.add_to(hidden, attend(batch.spans, index, query, keys, values))
+        return layer.out.add_to(hidden, attend(batch.spans, index, query, keys, values, config.windows[index]))
 
     def _mlp(self, layer: Layer, hidden: Tensor) -> Tensor:
         gate, up = layer.gate_up(self._norm(hidden, layer.post_norm)).chunk(2, dim=-1)
