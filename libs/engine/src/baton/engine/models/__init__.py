@@ -1,1 +1,1 @@
-"""Model families. One so far: everything that is Llama with other numbers."""
+"""Model families: everything that is Llama with other numbers, dense or with experts."""

@@ -1,4 +1,4 @@
-"""Llama and its cousins (Mistral, Qwen2, Qwen3) as plain functions over packed weights."""
+"""Llama and its cousins (Mistral, Mixtral, Qwen2, Qwen3, Qwen3-MoE) as plain functions over packed weights."""
 
 from __future__ import annotations
 
@@ -11,33 +11,49 @@ from torch import Tensor
 
 from baton.engine.attention import attend
 from baton.engine.batch import ForwardBatch
+from baton.engine.inventory import inventory
 from baton.engine.linear import Linear, Tuning, make_linear
 from baton.engine.model_config import ModelConfig
+from baton.engine.models.collective import Collective
+from baton.engine.models.mlp import Mlp, read_mlp
+from baton.engine.models.reading import LayerReader, Projection
 from baton.engine.pool import KVPool
 from baton.engine.rope import interleave, rotate_, rotations
-from baton.engine.weights import WeightReader
+from baton.engine.shard import ShardedReader, shard_config
+from baton.engine.weights import Reader
 
 
 @dataclass(frozen=True, slots=True)
 class Layer:
-    """qkv: queries, keys and values of all heads in one product. gate_up: gate, then up."""
+    """qkv: queries, keys and values of all heads in one product. window: tokens that a query sees, 0: all before it."""
 
     input_norm: Tensor
     qkv: Linear
     q_norm: Tensor | None
     k_norm: Tensor | None
     out: Linear
+    window: int
     post_norm: Tensor
-    gate_up: Linear
-    down: Linear
+    mlp: Mlp
 
 
 class LlamaModel:
-    """Keeps no state between calls. Queries and keys are rotated in interleaved pairs, so keys in the pool are in that order too."""
+    """Keeps no state between calls. Queries and keys are rotated in interleaved pairs, so keys in the pool are in that order too.
 
-    def __init__(self, config: ModelConfig, reader: WeightReader, dtype: torch.dtype, tuning: Tuning) -> None:
+    group: None, or the tensor-parallel group of which this is one rank; it holds the rank's heads, inner columns and words, its pool
+    the rank's KV heads, and every rank gets the same logits. `config` is that of the whole model.
+    """
+
+    def __init__(self, config: ModelConfig, reader: Reader, dtype: torch.dtype, tuning: Tuning, group: Collective | None = None) -> None:
         self.config = config
         self.dtype = dtype
+        self._group = group
+        # All headers before any byte: a folder that lacks one tensor is refused at once.
+        reader.check(inventory(config))
+        if group is not None:
+            reader = ShardedReader(reader, config, group.rank, group.size)
+            config = shard_config(config, group.size)
+        self._own = config
         self._embedding = reader.read("model.embed_tokens.weight", (config.vocab_size, config.hidden_size))
         self._layers = [_read_layer(config, reader, index, tuning) for index in range(config.num_layers)]
         self._final_norm = reader.read("model.norm.weight", (config.hidden_size,))
@@ -55,13 +71,28 @@ class LlamaModel:
 
         layer_done(l) is called as soon as layer l's keys and values are in the pool, before that layer's attention.
         """
-        hidden = F.embedding(batch.token_ids, self._embedding)
+        hidden = self._embed(batch.token_ids)
         turns = self._rotations[batch.positions]
         for index, layer in enumerate(self._layers):
             hidden = self._attention(index, layer, hidden, turns, batch, pool, layer_done)
-            hidden = self._mlp(layer, hidden)
+            hidden = self._add(hidden, layer.mlp, self._norm(hidden, layer.post_norm))
         sampled = hidden if batch.samples_all else hidden[batch.sample_rows]
-        return self._head(self._norm(sampled, self._final_norm)).float()
+        logits = self._head(self._norm(sampled, self._final_norm)).float()
+        return logits if self._group is None else self._group.gather_columns(logits)
+
+    def _embed(self, token_ids: Tensor) -> Tensor:
+        if self._group is None:
+            return F.embedding(token_ids, self._embedding)
+        # Each rank looks up its own words and adds zeros for the others'.
+        own = token_ids - self._group.rank * len(self._embedding)
+        missing = (own < 0) | (own >= len(self._embedding))
+        rows = F.embedding(own.masked_fill(missing, 0), self._embedding)
+        return self._group.sum_(rows.masked_fill_(missing.unsqueeze(1), 0))
+
+    def _add(self, residual: Tensor, product: Linear | Mlp, rows: Tensor) -> Tensor:
+        if self._group is None:
+            return product.add_to(residual, rows)
+        return residual.add_(self._group.sum_(product(rows)))
 
     def _attention(
         self,
@@ -73,7 +104,7 @@ class LlamaModel:
         pool: KVPool,
         layer_done: Callable[[int], None] | None,
     ) -> Tensor:
-        config = self.config
+        config = self._own
         rows = hidden.shape[0]
         qkv = layer.qkv(self._norm(hidden, layer.input_norm)).view(rows, -1, config.head_dim)
         query, keys_values = qkv[:, : config.num_heads], qkv[:, config.num_heads :].view(rows, 2, config.num_kv_heads, config.head_dim)
@@ -85,11 +116,7 @@ class LlamaModel:
         pool.write(index, batch.writes, keys_values)
         if layer_done is not None:
             layer_done(index)
-        return layer.out.add_to(hidden, attend(batch.spans, index, query, keys, values, config.windows[index]))
-
-    def _mlp(self, layer: Layer, hidden: Tensor) -> Tensor:
-        gate, up = layer.gate_up(self._norm(hidden, layer.post_norm)).chunk(2, dim=-1)
-        return layer.down.add_to(hidden, F.silu(gate).mul_(up))
+        return self._add(hidden, layer.out, attend(batch.spans, index, query, keys, values, layer.window))
 
     def _norm(self, rows: Tensor, weight: Tensor) -> Tensor:
         # F.rms_norm is a chain of eight operations on a CPU; this one of four takes half its time, and a sixth at 1,024 rows.
@@ -98,40 +125,26 @@ class LlamaModel:
         return (rows * scale).to(self.dtype).mul_(weight)
 
 
-def _read_layer(config: ModelConfig, reader: WeightReader, index: int, tuning: Tuning) -> Layer:
-    prefix = f"model.layers.{index}."
-    hidden, inner = config.hidden_size, config.intermediate_size
-    head_dim = config.head_dim
+def _read_layer(config: ModelConfig, reader: Reader, index: int, tuning: Tuning) -> Layer:
+    head_dim, hidden = config.head_dim, config.hidden_size
+    tensors = LayerReader(reader, f"model.layers.{index}.", head_dim)
     q_rows, kv_rows = config.num_heads * head_dim, config.num_kv_heads * head_dim
+    projections = [
+        Projection("self_attn.q_proj", q_rows, rotated=True),
+        Projection("self_attn.k_proj", kv_rows, rotated=True),
+        Projection("self_attn.v_proj", kv_rows),
+    ]
 
-    def norm(name: str, size: int) -> Tensor:
-        return reader.read(f"{prefix}{name}.weight", (size,))
+    def head_norm(name: str) -> Tensor | None:
+        return interleave(tensors.vector(f"self_attn.{name}.weight", head_dim), head_dim) if config.qk_norm else None
 
-    def bias(name: str, size: int, present: bool) -> Tensor | None:
-        return reader.read(f"{prefix}{name}.bias", (size,)) if present else None
-
-    def projection(name: str, rows: int, columns: int) -> Tensor:
-        return reader.read(f"{prefix}{name}.weight", (rows, columns))
-
-    def fused(parts: list[tuple[str, int, bool]], has_bias: bool) -> Linear:
-        """Several projections of the same input as one; the flag says whose heads are rotated."""
-        weights, biases = [], []
-        for name, rows, rotated in parts:
-            weight = projection(name, rows, hidden)
-            offset = bias(name, rows, has_bias)
-            weights.append(interleave(weight, head_dim) if rotated else weight)
-            if offset is not None:
-                biases.append(interleave(offset, head_dim) if rotated else offset)
-        return make_linear(torch.cat(weights), torch.cat(biases) if biases else None, tuning)
-
-    attention = [("self_attn.q_proj", q_rows, True), ("self_attn.k_proj", kv_rows, True), ("self_attn.v_proj", kv_rows, False)]
     return Layer(
-        input_norm=norm("input_layernorm", hidden),
-        qkv=fused(attention, config.qkv_bias),
-        q_norm=interleave(norm("self_attn.q_norm", head_dim), head_dim) if config.qk_norm else None,
-        k_norm=interleave(norm("self_attn.k_norm", head_dim), head_dim) if config.qk_norm else None,
-        out=make_linear(projection("self_attn.o_proj", hidden, q_rows), bias("self_attn.o_proj", hidden, config.o_bias), tuning),
-        post_norm=norm("post_attention_layernorm", hidden),
-        gate_up=fused([("mlp.gate_proj", inner, False), ("mlp.up_proj", inner, False)], config.mlp_bias),
-        down=make_linear(projection("mlp.down_proj", hidden, inner), bias("mlp.down_proj", hidden, config.mlp_bias), tuning),
+        input_norm=tensors.vector("input_layernorm.weight", hidden),
+        qkv=tensors.fused(projections, hidden, has_bias=config.qkv_bias, tuning=tuning),
+        q_norm=head_norm("q_norm"),
+        k_norm=head_norm("k_norm"),
+        out=tensors.linear("self_attn.o_proj", hidden, q_rows, has_bias=config.o_bias, tuning=tuning),
+        window=config.windows[index],
+        post_norm=tensors.vector("post_attention_layernorm.weight", hidden),
+        mlp=read_mlp(config, tensors, index, tuning),
     )
