@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections import deque
 
 import pytest
 from hypothesis import given, settings
@@ -12,7 +13,7 @@ from baton.engine.allocator import PageAllocator
 from baton.engine.ports import Freed, Landed, LandingFailed, Published, PublishedSlots, SendDone, SendFailed, SendStarted
 from baton.engine.scheduling.decode import DecodeScheduler
 from baton.engine.scheduling.prefill import PrefillScheduler
-from baton.engine.scheduling.sequence import Limits
+from baton.engine.scheduling.sequence import Limits, StepPlan
 from baton.engine.types import Failed, Failure, Finished, Request, SamplingParams, Token, Transferred, TransferStats
 
 FAILURE = Failure("UNAVAILABLE", "transfer", "peer_lost", "gone")
@@ -133,10 +134,20 @@ def check_pages(scheduler, allocator) -> None:
     assert stats.free_pages == sum(count for _, count in allocator.free_runs())
 
 
-def drive(scheduler, allocator, port, pick, held) -> list:
-    """Random requests, aborts, clocks and port events; then everything is allowed to end."""
+def complete(scheduler, plan, drawn):
+    scheduler.advance(plan)
+    scheduler.resolve(plan, drawn)
+
+
+def written_by(plan):
+    return {page for piece in plan.slices for extent in piece.sequence.pages.extents for page in range(extent.first, extent.end)}
+
+
+def drive(scheduler, allocator, port, pick, held, depth) -> list:
+    """Random requests, aborts, clocks and port events, with up to `depth` steps unread; then everything is allowed to end."""
     pending = list(requests(pick, 14, allocator.num_pages))
     events: list = []
+    flights = deque()
     for turn in range(1500):
         if pending and pick.random() < 0.3:
             scheduler.add(pending.pop())
@@ -147,18 +158,25 @@ def drive(scheduler, allocator, port, pick, held) -> list:
         if pick.random() < 0.6:
             port.advance()
         scheduler.poll()
-        plan = scheduler.plan()
+        plan = scheduler.plan() if len(flights) <= depth else StepPlan()
         assert sum(piece.count for piece in plan.slices) <= 12
         for piece in plan.slices:
             assert piece.sequence.num_computed == piece.start
             assert piece.sequence.pages.num_pages * 2 >= piece.start + piece.count
         free = {page for first, count in allocator.free_runs() for page in range(first, first + count)}
         assert not free & set().union(*held(port).values()), "a page is free although a peer may still use it"
+        if isinstance(scheduler, DecodeScheduler):
+            assert not free & set().union(*(pages for _, pages in flights)), "a page is free although a launched step may still write into it"
         if plan.slices:
-            scheduler.commit(plan, [pick.choice([2, 3, 4, None]) if pick.random() < 0.1 else 5 for piece in plan.slices if piece.samples])
+            scheduler.advance(plan)
+            flights.append((plan, written_by(plan)))
+        if flights and (len(flights) > depth or not plan.slices or pick.random() < 0.3):
+            oldest, _ = flights.popleft()
+            drawn = [pick.choice([2, 3, 4, None]) if pick.random() < 0.1 else 5 for piece in oldest.slices if piece.samples]
+            scheduler.resolve(oldest, drawn)
         check_pages(scheduler, allocator)
         events += scheduler.take_events()
-        if not pending and scheduler.stats().rooms == 0:
+        if not pending and scheduler.stats().rooms == 0 and not flights:
             break
     assert scheduler.stats().rooms == 0, "a room never ended"
     assert allocator.free_runs() == [(0, allocator.num_pages)]
@@ -166,12 +184,12 @@ def drive(scheduler, allocator, port, pick, held) -> list:
 
 
 @settings(max_examples=60, deadline=None)
-@given(seed=st.integers(0, 2**32), num_pages=st.integers(2, 16))
-def test_decode_never_frees_a_page_that_may_be_written(seed, num_pages):
+@given(seed=st.integers(0, 2**32), num_pages=st.integers(2, 16), depth=st.integers(0, 2))
+def test_decode_never_frees_a_page_that_may_be_written(seed, num_pages, depth):
     pick = random.Random(seed)
     allocator = PageAllocator(num_pages)
     importer = Importer(pick)
-    events = drive(DecodeScheduler(allocator, limits(num_pages), importer), allocator, importer, pick, lambda port: port.pages)
+    events = drive(DecodeScheduler(allocator, limits(num_pages), importer), allocator, importer, pick, lambda port: port.pages, depth)
     ended = [event.room for event in events if isinstance(event, (Finished, Failed))]
     assert sorted(ended) == list(range(1, 15)), "every room ends exactly once"
     for room in range(1, 15):
@@ -180,12 +198,12 @@ def test_decode_never_frees_a_page_that_may_be_written(seed, num_pages):
 
 
 @settings(max_examples=60, deadline=None)
-@given(seed=st.integers(0, 2**32), num_pages=st.integers(2, 16))
-def test_prefill_never_frees_a_page_that_may_be_read(seed, num_pages):
+@given(seed=st.integers(0, 2**32), num_pages=st.integers(2, 16), depth=st.integers(0, 2))
+def test_prefill_never_frees_a_page_that_may_be_read(seed, num_pages, depth):
     pick = random.Random(seed)
     allocator = PageAllocator(num_pages)
     exporter = Exporter(pick)
-    events = drive(PrefillScheduler(allocator, limits(num_pages), exporter), allocator, exporter, pick, lambda port: port.reading)
+    events = drive(PrefillScheduler(allocator, limits(num_pages), exporter), allocator, exporter, pick, lambda port: port.reading, depth)
     ended = [event.room for event in events if isinstance(event, (Transferred, Failed))]
     assert sorted(ended) == list(range(1, 15)), "every room ends exactly once"
     tokens = [event.room for event in events if isinstance(event, Token)]
@@ -216,7 +234,7 @@ def test_a_retracted_sequence_goes_before_new_requests():
     scheduler.poll()
     for _ in range(40):
         plan = scheduler.plan()
-        scheduler.commit(plan, [5 for piece in plan.slices if piece.samples])
+        complete(scheduler, plan, [5 for piece in plan.slices if piece.samples])
         if scheduler.stats().extra["retractions"]:
             break
     assert scheduler.stats().extra["retractions"] == 1
@@ -227,7 +245,7 @@ def test_a_retracted_sequence_goes_before_new_requests():
         if {piece.sequence.room for piece in plan.slices} == {2}:
             break
         assert not importer.leases, "room 3 fits into what is free, but room 2 was here before"
-        scheduler.commit(plan, [5 for piece in plan.slices if piece.samples])
+        complete(scheduler, plan, [5 for piece in plan.slices if piece.samples])
         finished += [event.room for event in scheduler.take_events() if isinstance(event, Finished)]
     assert finished == [1]
     assert plan.slices[0].start == 0

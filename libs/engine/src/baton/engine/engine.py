@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections import deque
 from collections.abc import Callable
 
 import torch
@@ -14,13 +15,16 @@ from baton.engine.loader import torch_dtype
 from baton.engine.models.llama import LlamaModel
 from baton.engine.pool import KVPool
 from baton.engine.ports import KVExporter, KVImporter
-from baton.engine.runner import Runner
+from baton.engine.runner import CpuRunner, Flight, LayerDone, Runner
 from baton.engine.scheduling.base import Scheduler
 from baton.engine.scheduling.decode import DecodeScheduler
 from baton.engine.scheduling.plain import PlainScheduler
 from baton.engine.scheduling.prefill import PrefillScheduler
 from baton.engine.scheduling.sequence import Limits, StepPlan
 from baton.engine.types import EngineEvent, EngineStats, Failure, Request, Role
+
+#: Longest wait for a launched step inside `Engine.step`.
+WAIT_S = 0.001
 
 
 class Engine:
@@ -58,7 +62,8 @@ class Engine:
         self.layout = plan_layout(model.config, config)
         self.max_model_len = max_model_len(model.config, config)
         self._clock = clock
-        self._runner = Runner(model, KVPool(self.layout, model.dtype, buffer))
+        self._runner: Runner = CpuRunner(model, KVPool(self.layout, model.dtype, buffer))
+        self._flights: deque[tuple[StepPlan, Flight]] = deque()
         limits = Limits(
             page_size=config.page_size,
             max_num_batched_tokens=config.max_num_batched_tokens,
@@ -99,19 +104,34 @@ class Engine:
         self._tell_milestones = tell
 
     def step(self) -> list[EngineEvent]:
-        """Polls the port, computes at most one forward pass, and returns everything that happened since the last step, in order."""
+        """Polls the port, launches at most one forward pass, reads those that have run, and returns everything that happened since the last
+        step, in order. Waits for a device at most `WAIT_S`, so that commands are taken between two steps."""
         self._scheduler.poll()
-        plan = self._scheduler.plan()
-        if plan.slices:
-            self._tell()
-            drawn = self._runner.run(plan, self._layer_done(plan))
-            self._scheduler.commit(plan, drawn)
-            self._count(plan)
+        launched = len(self._flights) <= self._runner.depth and self._launch()
+        if self._flights and not (launched and len(self._flights) <= self._runner.depth):
+            self._read(WAIT_S)
         return self._scheduler.take_events()
+
+    def _launch(self) -> bool:
+        plan = self._scheduler.plan()
+        if not plan.slices:
+            return False
+        self._tell()
+        self._scheduler.advance(plan)
+        self._flights.append((plan, self._runner.launch(plan, self._layer_done(plan))))
+        return True
+
+    def _read(self, timeout_s: float) -> None:
+        """Reads the oldest launched steps as far as they have run."""
+        while self._flights and self._flights[0][1].wait(timeout_s):
+            plan, flight = self._flights.popleft()
+            self._scheduler.resolve(plan, flight.drawn())
+            self._count(plan)
+            timeout_s = 0.0
 
     def has_work(self) -> bool:
         """False: another step would do nothing until a command, a wake of the port or a reap."""
-        return self._scheduler.has_work()
+        return bool(self._flights) or self._scheduler.has_work()
 
     def stats(self) -> EngineStats:
         stats = self._scheduler.stats()
@@ -120,15 +140,16 @@ class Engine:
         stats.extra["computed_tokens"] = self._num_computed_tokens
         return stats
 
-    def _layer_done(self, plan: StepPlan) -> Callable[[int], None] | None:
+    def _layer_done(self, plan: StepPlan) -> LayerDone | None:
         exporter = self._exporter
         if exporter is None or not plan.exports:
             return None
 
-        def layer_done(layer: int) -> None:
-            exporter.layer_done(layer, plan.exports)
+        def layer_done(layer: int, ready: object | None) -> None:
+            exporter.layer_done(layer, plan.exports, ready)
             if isinstance(self._scheduler, PrefillScheduler):
                 self._scheduler.poll_started()
+            self._read(0.0)  # a first token that waits for the launch of the next prompt is late for nothing
             self._tell()
 
         return layer_done

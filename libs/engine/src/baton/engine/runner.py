@@ -3,27 +3,72 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Protocol
 
 from baton.engine.batch import build_batch
 from baton.engine.models.llama import LlamaModel
 from baton.engine.pool import KVPool
 from baton.engine.sampler import Draw, sample
-from baton.engine.scheduling.sequence import StepPlan
+from baton.engine.scheduling.sequence import Sequence, Slice, StepPlan
+
+#: layer_done(layer, ready): the layer's keys and values are in the pool once `ready` (a device event; None: now) has fired.
+LayerDone = Callable[[int, object | None], None]
 
 
-class Runner:
-    """Binds a model to a pool."""
+class Flight(Protocol):
+    """A launched step."""
+
+    def wait(self, timeout_s: float) -> bool:
+        """Whether the step has run; waits for it, at most `timeout_s`."""
+
+    def drawn(self) -> list[int | None]:
+        """One token for each slice that samples, in order; None where the logits were not finite. Only after `wait` said True."""
+
+
+class Runner(Protocol):
+    """Launches steps, which run in the order of their launch. All calls come from the engine's thread."""
+
+    #: Steps that may be launched while one is still unread.
+    depth: int
+
+    def launch(self, plan: StepPlan, layer_done: LayerDone | None) -> Flight: ...
+
+    def release(self, sequence: Sequence) -> None:
+        """The sequence is not computed any more, or not for now."""
+
+
+class Done:
+    """A step that ran inside its launch."""
+
+    def __init__(self, drawn: list[int | None]) -> None:
+        self._drawn = drawn
+
+    def wait(self, timeout_s: float) -> bool:
+        return True
+
+    def drawn(self) -> list[int | None]:
+        return self._drawn
+
+
+class CpuRunner:
+    """Computes a step where it stands: nothing is ever in flight."""
+
+    depth = 0
 
     def __init__(self, model: LlamaModel, pool: KVPool) -> None:
         self._model = model
         self._pool = pool
 
-    def run(self, plan: StepPlan, layer_done: Callable[[int], None] | None) -> list[int | None]:
-        """One token for each slice that samples, in order; None where the logits were not finite."""
-        logits = self._model.forward(build_batch(plan.slices, self._pool), self._pool, layer_done)
-        draws = []
-        for piece in plan.slices:
-            if piece.samples:
-                sequence = piece.sequence
-                draws.append(Draw(sequence.request.sampling, len(sequence.tokens), sequence.num_answered))
-        return sample(logits, draws) if draws else []
+    def launch(self, plan: StepPlan, layer_done: LayerDone | None) -> Done:
+        tell = None if layer_done is None else lambda layer: layer_done(layer, None)
+        logits = self._model.forward(build_batch(plan.slices, self._pool), self._pool, tell)
+        draws = [draw_of(piece) for piece in plan.slices if piece.samples]
+        return Done(sample(logits, draws) if draws else [])
+
+    def release(self, sequence: Sequence) -> None:
+        """Nothing is kept for a sequence."""
+
+
+def draw_of(piece: Slice) -> Draw:
+    position = piece.start + piece.count
+    return Draw(piece.sequence.request.sampling, position, position - piece.sequence.num_prompt)

@@ -27,8 +27,11 @@ class Scheduler(Protocol):
     def plan(self) -> StepPlan:
         """Admits what fits and decides what the next step computes. An empty plan: nothing to compute now."""
 
-    def commit(self, plan: StepPlan, drawn: List[int | None]) -> None:
-        """The step is computed: `drawn` has one token for each slice that samples (None: logits not finite)."""
+    def advance(self, plan: StepPlan) -> None:
+        """The plan is being launched: the next one is made as if it had run. Several may be under way."""
+
+    def resolve(self, plan: StepPlan, drawn: List[int | None]) -> None:
+        """The oldest launched plan has run: `drawn` has one token for each slice that samples (None: logits not finite)."""
 
     def take_events(self) -> list[EngineEvent]:
         """What happened since the last call, in order."""

@@ -98,8 +98,11 @@ class DecodeScheduler:
             self._reserve(self._rooms[sequence.room])
         return StepPlan(tuple(self._running.plan()))
 
-    def commit(self, plan: StepPlan, drawn: List[int | None]) -> None:
-        events = self._running.commit(plan.slices, drawn)
+    def advance(self, plan: StepPlan) -> None:
+        self._running.advance(plan.slices)
+
+    def resolve(self, plan: StepPlan, drawn: List[int | None]) -> None:
+        events = self._running.resolve(plan.slices, drawn)
         for event in events:
             if isinstance(event, (Finished, Failed)):
                 del self._rooms[event.room]
@@ -126,7 +129,7 @@ class DecodeScheduler:
             reserved_pages=held[Stage.RESERVED],
             published_pages=leased - quarantined,
             quarantined_pages=quarantined,
-            running_pages=held[Stage.RUNNING],
+            running_pages=held[Stage.RUNNING] + self._running.num_leaving_pages,
             rooms=len(self._rooms),
             waiting=len(self._waiting),
             running=len(self._running),

@@ -61,8 +61,11 @@ class PlainScheduler:
             self._events.append(PrefillStarted(sequence.room))
         return StepPlan(tuple(self._running.plan()))
 
-    def commit(self, plan: StepPlan, drawn: List[int | None]) -> None:
-        events = self._running.commit(plan.slices, drawn)
+    def advance(self, plan: StepPlan) -> None:
+        self._running.advance(plan.slices)
+
+    def resolve(self, plan: StepPlan, drawn: List[int | None]) -> None:
+        events = self._running.resolve(plan.slices, drawn)
         for event in events:
             if isinstance(event, (Finished, Failed)):
                 del self._rooms[event.room]

@@ -50,7 +50,11 @@ class Room:
 
 
 class PrefillScheduler:
-    """Source pages stay pinned from `exporter.start` until SendDone or SendFailed, whatever happens to the room."""
+    """Source pages stay pinned from `exporter.start` until SendDone or SendFailed, whatever happens to the room.
+
+    They may go to the next prompt while a launched step still writes into them: steps run in the order of their launch, so that the next prompt's
+    keys and values come after.
+    """
 
     def __init__(self, allocator: PageAllocator, limits: Limits, exporter: KVExporter) -> None:
         self._allocator = allocator
@@ -129,14 +133,22 @@ class PrefillScheduler:
             exports += self._hand_over(state, sequence.num_computed + count)
         return StepPlan(tuple(slices), tuple(exports))
 
-    def commit(self, plan: StepPlan, drawn: List[int | None]) -> None:
+    def advance(self, plan: StepPlan) -> None:
+        for piece in plan.slices:
+            piece.sequence.launch(piece.count, piece.samples)
+            if piece.samples:
+                self._computing.pop(piece.sequence.room)
+
+    def resolve(self, plan: StepPlan, drawn: List[int | None]) -> None:
         tokens = iter(drawn)
         for piece in plan.slices:
-            piece.sequence.num_computed += piece.count
+            piece.sequence.land(piece.samples)
             if not piece.samples:
                 continue
             token = next(tokens)
-            state = self._computing.pop(piece.sequence.room)
+            state = self._rooms.get(piece.sequence.room)
+            if state is None or state.sequence is not piece.sequence or state.stage is not Stage.COMPUTING:
+                continue  # it ended while its last chunk ran
             if token is None:
                 self._close(state, not_finite(Role.PREFILL))
                 continue

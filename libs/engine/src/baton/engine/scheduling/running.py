@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from collections.abc import Sequence as List
 
 from baton.engine.allocator import PageAllocator
@@ -15,12 +16,20 @@ class RunningSet:
 
     Sequences stand in the order of their requests' admission. When pages run out in mid-stream the youngest gives its pages up and
     waits in `retracted`; later it computes prompt and answer again under the same room, and goes on where it was.
+
+    Steps may be launched before the tokens of the last one are read. A sequence that ends meanwhile is `leaving`: its pages are free only when
+    every step that writes into them has run, for the next owner may be a peer that writes without asking this device.
+
+    on_release: told of every sequence that is not computed any more (or not for now, when it is retracted).
     """
 
-    def __init__(self, allocator: PageAllocator, limits: Limits, role: Role) -> None:
+    def __init__(self, allocator: PageAllocator, limits: Limits, role: Role, on_release: Callable[[Sequence], None] | None = None) -> None:
         self._allocator = allocator
         self._limits = limits
         self._role = role
+        self._on_release = on_release
+        self._leaving: list[Sequence] = []
+        self._num_launched = 0
         self._running: list[Sequence] = []
         self._retracted: list[Sequence] = []
         self._tickets: dict[int, int] = {}
@@ -42,7 +51,12 @@ class RunningSet:
 
     @property
     def num_pages(self) -> int:
-        return sum(sequence.pages.num_pages for sequence in self._running)
+        return sum(sequence.pages.num_pages for sequence in self._running) + self.num_leaving_pages
+
+    @property
+    def num_leaving_pages(self) -> int:
+        """Of sequences that ended while a launched step still writes into them."""
+        return sum(sequence.pages.num_pages for sequence in self._leaving)
 
     @property
     def num_tokens(self) -> int:
@@ -79,71 +93,106 @@ class RunningSet:
             self._running.sort(key=self._ticket)
 
     def plan(self) -> list[Slice]:
-        """Decode rows first, then chunks of prompts, oldest first, within the step's tokens. Grows page tables and may retract."""
-        self._grow()
-        decoding = [sequence for sequence in self._running if sequence.num_computed == len(sequence.tokens) - 1]
+        """Decode rows first, then chunks of prompts, oldest first, within the step's tokens. Grows page tables and may retract.
+
+        Empty while pages are short and launched steps are unread: what they draw decides who pays."""
+        going = [sequence for sequence in self._running if not sequence.num_pending or sequence.max_tokens_left(self._limits.max_model_len) > 0]
+        if not self._grow(going):
+            return []
+        decoding = [sequence for sequence in going if sequence.num_computed == sequence.length - 1]
         slices = [Slice(sequence, sequence.num_computed, 1, samples=True) for sequence in decoding[: self._limits.max_running]]
         budget = self._limits.max_num_batched_tokens - len(slices)
-        for sequence in self._running:
-            missing = len(sequence.tokens) - sequence.num_computed
+        for sequence in going:
+            missing = sequence.length - sequence.num_computed
             if missing > 1 and budget:
                 count = min(missing, budget)
                 budget -= count
                 slices.append(Slice(sequence, sequence.num_computed, count, samples=count == missing))
         return slices
 
-    def commit(self, slices: List[Slice], drawn: List[int | None]) -> list[EngineEvent]:
-        """`drawn`: one token for each slice that samples, in order; None where the logits were not finite."""
+    def advance(self, slices: List[Slice]) -> None:
+        """These slices are being launched."""
+        self._num_launched += 1
+        for piece in slices:
+            piece.sequence.launch(piece.count, piece.samples)
+
+    def resolve(self, slices: List[Slice], drawn: List[int | None]) -> list[EngineEvent]:
+        """The oldest launched slices have run. `drawn`: one token for each that samples, in order; None where the logits were not finite."""
+        self._num_launched -= 1
         events: list[EngineEvent] = []
         tokens = iter(drawn)
         over: set[int] = set()
         for piece in slices:
             sequence = piece.sequence
-            sequence.num_computed += piece.count
-            if not piece.samples:
+            sequence.land(piece.samples)
+            token = next(tokens) if piece.samples else None
+            if sequence in self._leaving:
                 continue
-            token = next(tokens)
-            if token is None:
-                events.append(Failed(sequence.room, not_finite(self._role)))
-                over.add(sequence.room)
-                continue
-            sequence.tokens.append(token)
-            events.append(Token(sequence.room, sequence.num_answered - 1, token))
-            reason = sequence.finish_reason(self._limits.max_model_len)
-            if reason is not None:
-                events.append(Finished(sequence.room, reason, sequence.num_answered))
-                over.add(sequence.room)
+            if piece.samples:
+                events += self._take(sequence, token)
+                if not isinstance(events[-1], Token):
+                    over.add(sequence.room)
         if over:
             self._drop(over)
+        self._let_go()
         return events
 
     def drop(self, room: int) -> None:
-        """Frees the room's pages and forgets it. Nobody else writes into them: at once."""
+        """Forgets the room; its pages are free as soon as no launched step writes into them."""
         self._drop({room})
+        self._let_go()
+
+    def _take(self, sequence: Sequence, token: int | None) -> list[EngineEvent]:
+        if token is None:
+            return [Failed(sequence.room, not_finite(self._role))]
+        sequence.tokens.append(token)
+        drawn = Token(sequence.room, sequence.num_answered - 1, token)
+        reason = sequence.finish_reason(self._limits.max_model_len)
+        return [drawn] if reason is None else [drawn, Finished(sequence.room, reason, sequence.num_answered)]
 
     def _drop(self, rooms: set[int]) -> None:
         for sequence in (*self._running, *self._retracted):
             if sequence.room in rooms:
-                self._allocator.free(sequence.pages)
+                self._release(sequence)
+                self._leaving.append(sequence)
                 del self._tickets[sequence.room]
         self._running = [sequence for sequence in self._running if sequence.room not in rooms]
         self._retracted = [sequence for sequence in self._retracted if sequence.room not in rooms]
 
+    def _let_go(self) -> None:
+        if self._leaving:
+            for sequence in self._leaving:
+                if not sequence.num_in_flight:
+                    self._allocator.free(sequence.pages)
+            self._leaving = [sequence for sequence in self._leaving if sequence.num_in_flight]
+
+    def _release(self, sequence: Sequence) -> None:
+        if self._on_release is not None:
+            self._on_release(sequence)
+
     def _ticket(self, sequence: Sequence) -> int:
         return self._tickets[sequence.room]
 
-    def _grow(self) -> None:
-        """Every running sequence gets pages for all of its tokens, oldest first; the youngest pays when there are none."""
+    def _grow(self, going: list[Sequence]) -> bool:
+        """Every sequence of `going` gets pages for all of its tokens, oldest first; the youngest pays when there are none.
+
+        False: pages are short, but who pays is known only when the launched steps are read."""
         index = 0
-        while index < len(self._running):
-            sequence = self._running[index]
-            missing = self._limits.pages_for(len(sequence.tokens)) - sequence.pages.num_pages
+        while index < len(going):
+            sequence = going[index]
+            missing = self._limits.pages_for(sequence.length) - sequence.pages.num_pages
             if missing <= 0 or self._allocator.allocate(sequence.pages, missing, self._limits.headroom(sequence)):
                 index += 1
+            elif self._num_launched:
+                return False
             else:
-                self._retract(self._running.pop())
+                youngest = going.pop()
+                self._running.remove(youngest)
+                self._retract(youngest)
+        return True
 
     def _retract(self, sequence: Sequence) -> None:
+        self._release(sequence)
         self._allocator.free(sequence.pages)
         sequence.num_computed = 0
         self.num_retractions += 1

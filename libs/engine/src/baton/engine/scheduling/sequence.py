@@ -11,15 +11,19 @@ from baton.engine.types import FinishReason, Request
 
 @dataclass(slots=True, eq=False)
 class Sequence:
-    """tokens: prompt, then answer. num_computed: leading tokens whose keys and values are in `pages`.
+    """tokens: prompt, then answer, as far as known here. num_pending: tokens that a launched step draws and the host has not read yet.
+    num_computed: leading tokens whose keys and values are in `pages`, or will be when all that was launched has run.
+    num_in_flight: launched slices whose outcome has not been read: until then a device may still write into `pages`.
 
-    A sequence computes tokens [num_computed, len(tokens)); when all are computed, the last one's logits give the next token.
+    A sequence computes tokens [num_computed, length); when all are computed, the last one's logits give the next token.
     So a decode step, a prompt's chunk and the recompute after a retraction are the same thing with other numbers.
     """
 
     request: Request
     tokens: list[int]
     num_computed: int = 0
+    num_pending: int = 0
+    num_in_flight: int = 0
     pages: PageTable = field(default_factory=PageTable)
 
     @property
@@ -31,12 +35,28 @@ class Sequence:
         return len(self.request.prompt)
 
     @property
+    def length(self) -> int:
+        """Tokens, those that are drawn but not yet read included."""
+        return len(self.tokens) + self.num_pending
+
+    @property
     def num_answered(self) -> int:
         return len(self.tokens) - len(self.request.prompt)
 
     def max_tokens_left(self, max_model_len: int) -> int:
         """How many tokens this sequence may still be extended by."""
-        return min(self.request.sampling.max_tokens - self.num_answered, max_model_len - len(self.tokens))
+        return min(self.request.sampling.max_tokens - self.num_answered - self.num_pending, max_model_len - self.length)
+
+    def launch(self, count: int, samples: bool) -> None:
+        """`count` more tokens are being computed."""
+        self.num_computed += count
+        self.num_pending += samples
+        self.num_in_flight += 1
+
+    def land(self, samples: bool) -> None:
+        """The outcome of the oldest launched slice was read."""
+        self.num_pending -= samples
+        self.num_in_flight -= 1
 
     def finish_reason(self, max_model_len: int) -> FinishReason | None:
         """Whether the answer ends with the token that was appended last."""
@@ -96,4 +116,4 @@ class Limits:
     def growth_pages(self, sequence: Sequence) -> int:
         """Pages that must stay free so that this sequence can go on for `growth_tokens` more tokens (or to its end)."""
         ahead = max(0, min(sequence.max_tokens_left(self.max_model_len), self.growth_tokens))
-        return max(0, self.pages_for(len(sequence.tokens) + ahead) - sequence.pages.num_pages)
+        return max(0, self.pages_for(sequence.length + ahead) - sequence.pages.num_pages)
