@@ -217,6 +217,24 @@ async def test_messages_that_are_no_messages(split: Stack) -> None:
             assert part in (caught.value.details() or "")
 
 
+async def test_a_long_name_in_a_refusal_still_fits_the_trailers(split: Stack) -> None:
+    for request in (ask(model="m" * 100_000), ask(model="\u00e9" * 100_000)):
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await split.reply(request)
+        assert caught.value.code() is grpc.StatusCode.NOT_FOUND, caught.value.details()
+        assert "this gateway serves 'tiny'" in (caught.value.details() or "")
+        assert [name for name, _ in field_violations(caught.value)] == ["model"]
+
+
+async def test_a_message_is_bounded_as_a_body_is(stack_of: Callable[..., Any]) -> None:
+    stack: Stack = await stack_of(max_body_bytes=65_536)
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        await stack.reply(ask(text="x" * 70_000))
+    assert caught.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+    assert "65536" in (caught.value.details() or "")
+    await stack.settled()
+
+
 async def test_chat_mistakes(split: Stack) -> None:
     cases = [
         (inference_pb2.ChatRequest(model=MODEL), "messages"),

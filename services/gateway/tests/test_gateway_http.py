@@ -176,7 +176,7 @@ REFUSALS: list[tuple[str, Any, int, str | None, str, list[str]]] = [
     ("chat/completions", b'{"model": "\xff\xfe"}', 400, None, "body_not_utf8", ["not UTF-8", "byte 11 is 0xff"]),
     ("chat/completions", b'{"temperature": NaN}', 400, None, "malformed_body", ["NaN"]),
     ("chat/completions", b"[" * 60_000, 400, None, "malformed_body", ["nested too deeply"]),
-    ("chat/completions", b'{"model": "tiny", "seed": ' + b"9" * 5000 + b"}", 400, None, "malformed_body", ["4300"]),
+    ("chat/completions", b'{"model": "tiny", "seed": ' + b"9" * 5000 + b"}", 400, None, "malformed_body", ["4300 digits: shorten it"]),
     ("chat/completions", CHAT | {"temperature": 10**400}, 400, "temperature", "wrong_type", ["64 bits"]),
     ("chat/completions", {"messages": USER}, 400, "model", "missing_field", ["model is missing"]),
     ("chat/completions", CHAT | {"model": "other"}, 404, "model", "model_not_found", ["'other'", "'tiny'"]),
@@ -194,7 +194,10 @@ REFUSALS: list[tuple[str, Any, int, str | None, str, list[str]]] = [
         ["reads text only"],
     ),
     ("chat/completions", CHAT | {"messages": [{"role": "tool", "content": "x"}]}, 400, "messages", "chat_template", ["no tools here"]),
-    ("chat/completions", CHAT | {"messages": [{"role": "user", "content": "\ud800"}]}, 400, "messages", "invalid_request", ["lone surrogate"]),
+    ("chat/completions", CHAT | {"messages": [{"role": "user", "content": "\ud800"}]}, 400, "messages", "invalid_request", ["surrogate \\ud800"]),
+    ("chat/completions", CHAT | {"\ud800": 1}, 400, "\\ud800", "unsupported", ["\\ud800 is not a field"]),
+    ("chat/completions", CHAT | {"model": "\ud800"}, 404, "model", "model_not_found", ["\\ud800"]),
+    ("chat/completions", CHAT | {"top_p": 1e-300}, 400, "top_p", "out_of_range", ["top_p=1e-300 is outside (0, 1]", "32-bit"]),
     ("chat/completions", CHAT | {"max_tokens": 0}, 400, "max_tokens", "out_of_range", ["max_tokens=0 is outside [1, "]),
     ("chat/completions", CHAT | {"max_completion_tokens": -1}, 400, "max_completion_tokens", "out_of_range", ["max_completion_tokens=-1 "]),
     ("chat/completions", CHAT | {"max_tokens": 1, "max_completion_tokens": 2}, 400, "max_tokens", "invalid_request", ["=1 ", "=2 "]),
@@ -244,6 +247,18 @@ async def test_a_callers_mistake_is_an_openai_error_that_names_field_value_and_l
             assert len(error["message"]) < 400, case
     assert stack.prefill.starts == []
     assert stack.decode.starts == []
+    await stack.settled()
+
+
+async def test_an_error_is_short_however_long_what_it_names(stack_of: StackOf) -> None:
+    stack: Stack = await stack_of()
+    async with httpx.AsyncClient(base_url=stack.http, timeout=20) as raw:
+        for change in ({"model": "m" * 200_000}, {"f" * 200_000: 1}, {"seed": int("9" * 4000)}):
+            answer = await raw.post("/v1/chat/completions", content=json.dumps(CHAT | change))
+            assert answer.status_code in (400, 404)
+            assert len(answer.content) < 3000
+            # its end is there: the limit, or what to do
+            assert answer.json()["error"]["message"].endswith(("'tiny'", "leave it out", "18446744073709551615]"))
     await stack.settled()
 
 

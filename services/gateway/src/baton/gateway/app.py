@@ -69,7 +69,8 @@ class Gateway:
             request_timeout_s=settings.request_timeout_s,
             tracer=tracing.tracer("baton.gateway"),
         )
-        self.grpc = GrpcServer(settings.listen.host, settings.listen.port, tls=settings.tls, options=SERVER_OPTIONS)
+        options = dict(SERVER_OPTIONS) | {"grpc.max_receive_message_length": settings.max_body_bytes}
+        self.grpc = GrpcServer(settings.listen.host, settings.listen.port, tls=settings.tls, options=[*options.items()])
         self.grpc.add(register, InferenceServicer(inference), SERVICE)
         front = OpenAIFront(inference, self.rooms, settings.max_body_bytes, started_at_s=int(time.time()))
         self.http = HttpServer(front.app(), settings.http_address_host, settings.http_port, settings.tls)

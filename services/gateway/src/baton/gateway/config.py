@@ -37,7 +37,7 @@ class GatewaySettings(ServiceSettings):
     transfer_timeout_s: float = Field(default=300.0, gt=0, description="Seconds from a room's first KV page until decode has all of them.")
     request_timeout_s: float = Field(default=1800.0, gt=0, description="Seconds for a whole request; a client's own deadline may be shorter.")
     max_rooms: int = Field(default=4096, ge=1, description="Requests that may be open at once; one more is refused.")
-    max_body_bytes: int = Field(default=16 * 1024 * 1024, ge=1024, description="Bytes of an HTTP request's body.")
+    max_body_bytes: int = Field(default=16 * 1024 * 1024, ge=1024, description="Bytes of one request, over HTTP and over gRPC.")
     max_buffered_tokens: int = Field(default=16384, ge=1, description="Tokens that may wait for a slow client before its request fails.")
     tokenizer_threads: int = Field(default=2, ge=1, le=64, description="Threads that tokenise long prompts.")
 

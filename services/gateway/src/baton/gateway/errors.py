@@ -10,13 +10,22 @@ import grpc
 from baton.wire.status import code_number, failure_message
 from baton.wire.v1 import common_pb2
 
+#: Of a message, UTF-8. What a client sent is part of it, and it travels three times in gRPC's trailers, which hold 8 KiB.
+MAX_MESSAGE_BYTES = 1000
+
 
 class GatewayError(Exception):
-    """Root of this package's exceptions. `cause`: a bounded word for metrics."""
+    """Root of this package's exceptions. `cause`: a bounded word for metrics.
+
+    The message can be sent and logged whatever the client wrote: without lone surrogates, and of at most MAX_MESSAGE_BYTES bytes.
+    """
 
     code = grpc.StatusCode.INTERNAL
     cause = "internal"
     origin = common_pb2.ORIGIN_GATEWAY
+
+    def __init__(self, message: str) -> None:
+        super().__init__(_sendable(message))
 
     def failure(self) -> common_pb2.Failure:
         return common_pb2.Failure(code=code_number(self.code), origin=self.origin, cause=self.cause, message=str(self))
@@ -51,7 +60,7 @@ class RequestError(GatewayError):
 
     def __init__(self, field: str, message: str) -> None:
         super().__init__(message)
-        self.field = field
+        self.field = _sendable(field)
 
     def violations(self) -> list[tuple[str, str]]:
         return [(self.field, str(self))] if self.field else []
@@ -163,3 +172,12 @@ class RoomFailedError(GatewayError):
 
     def failure(self) -> common_pb2.Failure:
         return self._failure
+
+
+def _sendable(text: str) -> str:
+    """What is too long is cut in its middle: the field is named at the beginning, limit and remedy at the end."""
+    raw = text.encode("utf-8", "backslashreplace")
+    if len(raw) > MAX_MESSAGE_BYTES:
+        kept = MAX_MESSAGE_BYTES // 2 - 20
+        raw = raw[:kept] + b"... (%d bytes) ..." % len(raw) + raw[-kept:]
+    return raw.decode("utf-8", "ignore")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import secrets
+import struct
 from collections.abc import Iterable
 
 from baton.gateway.errors import OutOfRangeError, StopListError
@@ -51,9 +52,18 @@ def _check_float(options: SamplingOptions, field: str, low: float, high: float, 
     value = getattr(options, field)
     if value is None:
         return
+    allowed = f"{'(' if open_low else '['}{low:g}, {high:g}]"
     above = value > low if open_low else value >= low
     if not (math.isfinite(value) and above and value <= high):
-        raise OutOfRangeError(options.name(field), value, f"{'(' if open_low else '['}{low:g}, {high:g}]")
+        raise OutOfRangeError(options.name(field), value, allowed)
+    if open_low and not _as_float32(value) > low:
+        raise OutOfRangeError(options.name(field), value, allowed, f"as the 32-bit number that servers compute with it is {low:g}")
+
+
+def _as_float32(value: float) -> float:
+    """As the wire to the servers carries it."""
+    rounded: float = struct.unpack("<f", struct.pack("<f", value))[0]
+    return rounded
 
 
 def _check_int(options: SamplingOptions, field: str, low: int, high: int) -> None:

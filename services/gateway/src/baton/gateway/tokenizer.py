@@ -63,10 +63,10 @@ class PromptTokenizer:
             # Of the library's ways to encode, only the batched ones let go of the interpreter's lock.
             return list(self._tokenizer.encode_batch_fast([text], add_special_tokens=add_special_tokens)[0].ids)
         except TypeError as error:  # what the library makes of text that UTF-8 cannot spell
-            lone = next((index for index, char in enumerate(text) if "\ud800" <= char <= "\udfff"), None)
+            lone = next((char for char in text if "\ud800" <= char <= "\udfff"), None)
             if lone is None:
                 raise
-            raise RequestError(field, f"{field} has a lone surrogate at character {lone}: it is not Unicode text") from error
+            raise RequestError(field, f"{field} has the lone surrogate \\u{ord(lone):04x}: it is not Unicode text") from error
 
 
 def _num_chars(message: dict[str, Any]) -> int:

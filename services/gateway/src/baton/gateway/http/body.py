@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import sys
 from collections.abc import AsyncIterator
 from typing import Any, NoReturn
 
@@ -64,15 +65,15 @@ def parse_json_object(raw: bytes) -> dict[str, Any]:
         raise MalformedBodyError("", f"the body is not JSON: {error.msg} at line {error.lineno}, column {error.colno}") from error
     except RecursionError as error:
         raise MalformedBodyError("", "the body is nested too deeply") from error
-    except ValueError as error:
-        raise MalformedBodyError("", f"the body is not JSON: {error}") from error
+    except ValueError as error:  # Python's own bound, against numbers that take quadratic time to read
+        raise MalformedBodyError("", f"a number in the body has more than {sys.get_int_max_str_digits()} digits: shorten it") from error
     if not isinstance(body, dict):
         raise MalformedBodyError("", f"the body is a JSON {_kind(body)}, it must be an object")
     return body
 
 
 def _no_constant(name: str) -> NoReturn:
-    raise ValueError(f"{name} is no JSON number")
+    raise MalformedBodyError("", f"the body is not JSON: {name} is no JSON number")
 
 
 def _kind(value: object) -> str:
