@@ -1,20 +1,73 @@
-"""Kernels of Baton. Importing this package does not import Triton: a kernel's module does."""
+"""Kernels of Baton. Importing this package imports torch but not Triton: a kernel's first launch does."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from baton.kernels.activation import silu_mul
+from baton.kernels.attention import decode_attention, fresh_attention, prefill_attention
+from baton.kernels.experts import grouped_linear, moe_combine, moe_route
+from baton.kernels.linear import linear_few, linear_invariant
+from baton.kernels.naive import (
+    naive_add_rms_norm,
+    naive_decode_attention,
+    naive_fresh_attention,
+    naive_gather_heads,
+    naive_gather_pages,
+    naive_grouped_linear,
+    naive_linear_few,
+    naive_linear_invariant,
+    naive_moe_combine,
+    naive_moe_route,
+    naive_page_digest,
+    naive_prefill_attention,
+    naive_rms_norm,
+    naive_rope_and_write,
+    naive_sample,
+    naive_scatter_heads,
+    naive_scatter_pages,
+    naive_silu_mul,
+    naive_uniform,
+)
+from baton.kernels.norm import add_rms_norm, rms_norm
+from baton.kernels.pages import gather_heads, gather_pages, page_digest, scatter_heads, scatter_pages
+from baton.kernels.rope import rope_and_write
+from baton.kernels.sampling import sample
 
-from baton.kernels.naive import naive_decode_attention
-
-if TYPE_CHECKING:
-    from baton.kernels.decode import decode_attention
-
-__all__ = ["decode_attention", "naive_decode_attention"]
-
-
-def __getattr__(name: str) -> Any:
-    if name == "decode_attention":
-        from baton.kernels.decode import decode_attention
-
-        return decode_attention
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+__all__ = [
+    "add_rms_norm",
+    "decode_attention",
+    "fresh_attention",
+    "gather_heads",
+    "gather_pages",
+    "grouped_linear",
+    "linear_few",
+    "linear_invariant",
+    "moe_combine",
+    "moe_route",
+    "naive_add_rms_norm",
+    "naive_decode_attention",
+    "naive_fresh_attention",
+    "naive_gather_heads",
+    "naive_gather_pages",
+    "naive_grouped_linear",
+    "naive_linear_few",
+    "naive_linear_invariant",
+    "naive_moe_combine",
+    "naive_moe_route",
+    "naive_page_digest",
+    "naive_prefill_attention",
+    "naive_rms_norm",
+    "naive_rope_and_write",
+    "naive_sample",
+    "naive_scatter_heads",
+    "naive_scatter_pages",
+    "naive_silu_mul",
+    "naive_uniform",
+    "page_digest",
+    "prefill_attention",
+    "rms_norm",
+    "rope_and_write",
+    "sample",
+    "scatter_heads",
+    "scatter_pages",
+    "silu_mul",
+]
