@@ -14,6 +14,7 @@ import pytest
 from gateway_harness import MODEL, Stack, eventually, says
 from gateway_worker import TRANSFER, silence
 
+from baton.gateway.http.server import HttpServer
 from baton.wire.v1 import common_pb2, worker_pb2
 
 StackOf = Callable[..., Any]
@@ -364,6 +365,47 @@ async def test_a_client_that_does_not_read_is_ended_within_a_bound(stack_of: Sta
     await stack.settled()
     # its handler lets go, though the client never reads
     await eventually(lambda: not any("run_asgi" in repr(task.get_coro()) for task in asyncio.all_tasks()), 5.0)
+    deaf.close()
+
+
+async def test_a_complete_answer_that_nobody_reads_is_let_go_at_the_deadline(stack_of: StackOf, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("baton.gateway.inference.LAST_WORDS_S", 0.2)
+    monkeypatch.setattr("baton.gateway.http.responses.LAST_WORDS_S", 0.2)
+    bind = HttpServer._bind
+
+    def bind_small(server: HttpServer) -> socket.socket:
+        listening = bind(server)
+        listening.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)  # what is accepted inherits it
+        return listening
+
+    monkeypatch.setattr(HttpServer, "_bind", bind_small)
+    big = {role: {"max_model_len": 400_000, "total_pages": 40_000} for role in ("prefill", "decode")}
+    stack: Stack = await stack_of(request_timeout_s=4.0, max_buffered_tokens=100_000, worker=big)
+
+    async def all_of_it(worker: Any, start: worker_pb2.Start) -> None:
+        worker.event(start.room, kv_ready=worker_pb2.KvReady())
+        for index in range(1, 3_000):  # a token a report: an event of its own
+            worker.tokens(start.room, index, [100])
+            if index % 100 == 0:
+                await asyncio.sleep(0)
+        worker.event(start.room, finished=worker_pb2.Finished(reason=common_pb2.FINISH_REASON_LENGTH, completion_tokens=3_000))
+
+    stack.script(None, all_of_it)
+    host, port = stack.http.removeprefix("http://").split(":")
+    deaf = socket.socket()
+    deaf.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+    deaf.connect((host, int(port)))
+    body = json.dumps(CHAT | {"stream": True, "request_id": "r" * 128, "max_tokens": 3_000}).encode()
+    deaf.sendall(b"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\ncontent-length: %d\r\n\r\n%b" % (len(body), body))
+
+    def handled() -> bool:
+        return any("run_asgi" in repr(task.get_coro()) for task in asyncio.all_tasks())
+
+    await stack.decode.next_start()
+    await eventually(lambda: len(stack.gateway.rooms) == 0, 4.0)
+    assert handled(), "the client read it after all"
+    await eventually(lambda: not handled(), 6.0)
+    assert not stack.decode.aborts, "the room had ended well"
     deaf.close()
 
 

@@ -36,14 +36,19 @@ LAST_WORDS_S = 2.0
 
 
 class _Handler:
-    """The task that answers one client. Its room has failed and it is still writing: the client takes nothing, so it is called off."""
+    """The task that answers one client.
 
-    def __init__(self) -> None:
+    When its room has failed, or its time is over, and it is still writing, the client takes nothing: the task is called off.
+    """
+
+    def __init__(self, deadline: float) -> None:
+        """deadline: time.monotonic(), seconds; for taking the whole answer, which may be complete long before."""
         self._task = asyncio.current_task()
-        self._timer: asyncio.TimerHandle | None = None
+        self._timer = asyncio.get_running_loop().call_later(max(0.0, deadline - time.monotonic()) + LAST_WORDS_S, self._evict)
         self.evicted = False
 
     def room_failed(self) -> None:
+        self._timer.cancel()
         self._timer = asyncio.get_running_loop().call_later(LAST_WORDS_S, self._evict)
 
     def _evict(self) -> None:
@@ -52,8 +57,7 @@ class _Handler:
             self._task.cancel()
 
     def close(self) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
+        self._timer.cancel()
         if self.evicted and self._task is not None:
             self._task.uncancel()
 
@@ -152,7 +156,7 @@ class Inference:
         except BaseException:
             span.end()
             raise
-        handler = _Handler()
+        handler = _Handler(self._deadline(request))
         room.on_failed = handler.room_failed
         if room.failure is not None:
             handler.room_failed()
@@ -160,8 +164,8 @@ class Inference:
             yield answer
         except BaseException as error:
             room.cancel(_why_left(error, room))
-            if handler.evicted and room.failure is not None:
-                raise RoomFailedError(room.failure) from error
+            if handler.evicted:
+                raise RoomFailedError(room.failure or _not_taken(room)) from error
             raise
         finally:
             handler.close()
@@ -249,6 +253,14 @@ def _client_gone(room: LiveRoom) -> common_pb2.Failure:
         cause="client_gone",
         message="the client left before the answer was complete",
     )
+
+
+def _not_taken(room: LiveRoom) -> common_pb2.Failure:
+    failure = _client_gone(room)
+    failure.code = code_number(grpc.StatusCode.DEADLINE_EXCEEDED)
+    failure.cause = "slow_reader"
+    failure.message = "the answer was complete, but the client had not read it by the request's deadline"
+    return failure
 
 
 def _why_left(error: BaseException, room: LiveRoom) -> common_pb2.Failure:
