@@ -11,8 +11,12 @@ import torch
 import transformers
 
 from baton.engine import Engine, EngineConfig, Request, Role, SamplingParams, load_model
+from baton.engine.batch import build_batch
 from baton.engine.models.llama import LlamaModel
-from baton.engine.types import EngineEvent, Failed, Failure, Finished, Token
+from baton.engine.page_table import PageTable
+from baton.engine.pool import KVPool
+from baton.engine.scheduling.sequence import Sequence, Slice
+from baton.engine.types import EngineEvent, Extent, Failed, Failure, Finished, Token
 
 VOCAB = 131
 FAMILIES = {
@@ -20,6 +24,8 @@ FAMILIES = {
     "mistral": (transformers.MistralConfig, transformers.MistralForCausalLM),
     "qwen2": (transformers.Qwen2Config, transformers.Qwen2ForCausalLM),
     "qwen3": (transformers.Qwen3Config, transformers.Qwen3ForCausalLM),
+    "qwen3_moe": (transformers.Qwen3MoeConfig, transformers.Qwen3MoeForCausalLM),
+    "mixtral": (transformers.MixtralConfig, transformers.MixtralForCausalLM),
 }
 SHAPE: dict[str, Any] = {
     "vocab_size": VOCAB,
@@ -44,10 +50,11 @@ class Reference:
     theirs: Any
     ours: LlamaModel
 
-    def greedy(self, prompt: list[int], num_tokens: int) -> list[int]:
+    def greedy(self, prompt: list[int], num_tokens: int, use_cache: bool = True) -> list[int]:
         ids = torch.tensor([prompt])
         # Without a mask, generate takes every pad token inside the prompt for padding.
-        out = self.theirs.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=num_tokens, do_sample=False, pad_token_id=0)
+        settings = {"max_new_tokens": num_tokens, "do_sample": False, "pad_token_id": 0, "use_cache": use_cache}
+        out = self.theirs.generate(ids, attention_mask=torch.ones_like(ids), **settings)
         return list(out[0, len(prompt) :].tolist())
 
     @torch.inference_mode()
@@ -71,6 +78,25 @@ def make_reference(folder: Path, family: str, **config: Any) -> Reference:
     theirs.generation_config.eos_token_id = None
     theirs.save_pretrained(folder)
     return Reference(folder, theirs, load_model(folder))
+
+
+def forward(model: LlamaModel, tokens: list[int], extents: list[Extent], chunks: list[int], page_size: int = 4) -> torch.Tensor:
+    """Logits of the last token of every chunk; the pool is poisoned with NaN, so that a slot read before it is written shows."""
+    layout = engine(model, num_pages=128, page_size=page_size, dtype=str(model.dtype).removeprefix("torch.")).layout
+    pool = KVPool(layout, model.dtype)
+    pool.planes.fill_(float("nan"))
+    table = PageTable()
+    for extent in extents:
+        table.append(extent)
+    sequence = Sequence(Request(1, tokens, SamplingParams()), tokens, pages=table)
+    rows = []
+    for start, count in zip([sum(chunks[:index]) for index in range(len(chunks))], chunks, strict=True):
+        rows.append(model.forward(build_batch([Slice(sequence, start, count, samples=True)], pool), pool))
+    return torch.cat(rows)
+
+
+def rms(error: torch.Tensor) -> float:
+    return float(error.square().mean().sqrt())
 
 
 def prompts(lengths: Iterable[int], seed: int = 0) -> list[list[int]]:

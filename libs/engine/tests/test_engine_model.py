@@ -5,11 +5,10 @@ from __future__ import annotations
 import pytest
 import torch
 import transformers
-from engine_reference import engine, prompts
+from engine_reference import engine, forward, prompts, rms
 
 from baton.engine import load_model
 from baton.engine.batch import build_batch
-from baton.engine.models.llama import LlamaModel
 from baton.engine.page_table import PageTable
 from baton.engine.pool import KVPool
 from baton.engine.scheduling.sequence import Sequence, Slice
@@ -39,21 +38,6 @@ CASES = {
 TOLERANCE = 1e-5
 
 
-def forward(model: LlamaModel, tokens: list[int], extents: list[Extent], chunks: list[int], page_size: int = 4) -> torch.Tensor:
-    """Logits of the last token of every chunk; the pool is poisoned with NaN, so that a slot read before it is written shows."""
-    layout = engine(model, num_pages=128, page_size=page_size, dtype=str(model.dtype).removeprefix("torch.")).layout
-    pool = KVPool(layout, model.dtype)
-    pool.planes.fill_(float("nan"))
-    table = PageTable()
-    for extent in extents:
-        table.append(extent)
-    sequence = Sequence(Request(1, tokens, SamplingParams()), tokens, pages=table)
-    rows = []
-    for start, count in zip([sum(chunks[:index]) for index in range(len(chunks))], chunks, strict=True):
-        rows.append(model.forward(build_batch([Slice(sequence, start, count, samples=True)], pool), pool))
-    return torch.cat(rows)
-
-
 @pytest.mark.parametrize("case", CASES)
 def test_logits_are_those_of_transformers(make_model, case):
     family, config = CASES[case]
@@ -70,10 +54,6 @@ def test_logits_are_those_of_transformers(make_model, case):
         usual = rms(theirs(torch.tensor([tokens])).logits[0].float()[ends] - expected[ends])
     ours = forward(load_model(reference.folder, "bfloat16"), tokens, [Extent(3, 25)], chunks)
     assert rms(ours - expected[ends]) < 1.25 * usual
-
-
-def rms(error: torch.Tensor) -> float:
-    return float(error.square().mean().sqrt())
 
 
 @pytest.mark.parametrize("page_size", [1, 4, 16])

@@ -54,7 +54,7 @@ class SparseMlp:
         # (row, rank) pairs in the order of their experts: every expert meets its rows once, side by side.
         order = chosen.flatten().argsort(stable=True)
         sizes = chosen.flatten().bincount(minlength=self._moe.num_experts).tolist()
-        groups = rows[order // per_row].split(sizes)
+        groups = rows[order // per_row].split_with_sizes(sizes)
         parts = [expert(group) for expert, group in zip(self._experts, groups, strict=True) if len(group)]
         outputs = torch.empty(len(order), rows.shape[1], dtype=torch.float32).index_copy_(0, order, torch.cat(parts).float())
         # Summed in float32 and by rank: a row's sum does not depend on which experts other rows chose.
