@@ -59,17 +59,18 @@ def test_float32_logits_are_those_of_transformers(reference, chunks, extents):
 
 
 def test_bfloat16_is_no_further_from_float32_than_transformers(reference):
-    """The measure is how far transformers itself is from float32 with these weights, as the lower quartile over positions: where two
-    experts are about equal rounding picks another one, in other positions here than there, and such an error is of another size."""
+    """The measure is how far transformers itself is from float32 with these weights, as the median over the positions of many short texts:
+    where two experts are about equal, rounding picks another one in other positions here than there, and what follows in that text
+    is off by more than rounding."""
     theirs = transformers.AutoModelForCausalLM.from_pretrained(reference.folder, dtype=torch.bfloat16).eval()
     model = load_model(reference.folder, "bfloat16")
     ours_off, usual = [], []
-    for tokens in prompts([NUM_TOKENS] * 3):
+    for tokens in prompts([40] * 10):
         expected = reference.logits(tokens)
         with torch.inference_mode():
             usual.append((theirs(torch.tensor([tokens])).logits[0].float() - expected).square().mean(dim=1).sqrt())
-        ours_off.append((forward(model, tokens, SCATTERED, CHUNKS["token by token"]) - expected).square().mean(dim=1).sqrt())
-    assert torch.cat(ours_off).quantile(0.25) < 1.25 * torch.cat(usual).quantile(0.25)
+        ours_off.append((forward(model, tokens, SCATTERED, [1] * 40) - expected).square().mean(dim=1).sqrt())
+    assert torch.cat(ours_off).median() < 1.15 * torch.cat(usual).median()
 
 
 def test_greedy_texts_of_a_batch_are_those_of_transformers(reference):
