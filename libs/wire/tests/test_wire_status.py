@@ -13,6 +13,7 @@ from grpc_status import rpc_status
 from baton.wire.status import (
     code_number,
     failure_from_error,
+    failure_message,
     failure_status,
     field_violations,
     origin_name,
@@ -72,6 +73,11 @@ async def test_the_message_names_author_stage_and_times(error: grpc.aio.AioRpcEr
     text = error.details() or ""
     for part in ("10.0.0.1:50061 is gone", "prefill_lost", "ended by prefill in TRANSFERRING", "17 ms of 300000 ms"):
         assert part in text
+
+
+def test_a_message_without_a_stage_names_none() -> None:
+    failure = common_pb2.Failure(origin=common_pb2.ORIGIN_CLIENT, cause="malformed_body", message="not JSON")
+    assert failure_message(failure) == "not JSON [malformed_body: ended by client]"
 
 
 async def test_grpcs_own_library_reads_the_details(error: grpc.aio.AioRpcError) -> None:

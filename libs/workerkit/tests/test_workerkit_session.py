@@ -126,7 +126,7 @@ async def test_the_end_of_a_session_ends_its_rooms_and_no_others(bench, gateway_
         await second.read_until(2, "prefill_started")
         first.call.cancel()
         await eventually(lambda: 1 not in bench.engine.requests)
-        assert [(room, failure.origin, failure.cause) for room, failure in bench.engine.aborted] == [(1, "gateway", "gateway_lost")]
+        assert [(room, failure.code, failure.cause) for room, failure in bench.engine.aborted] == [(1, "UNAVAILABLE", "gateway_lost")]
         bench.engine.hold = False
         bench.host.wake()
         await second.read_until(2, "finished")

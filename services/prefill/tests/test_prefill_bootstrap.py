@@ -80,7 +80,16 @@ async def test_pools_that_differ_are_refused_with_both_values(served, prefill) -
     assert caught.value.code() is grpc.StatusCode.FAILED_PRECONDITION
 
 
-@pytest.mark.parametrize("message", [bootstrap_pb2.FromDecode(), bootstrap_pb2.FromDecode(publish=bootstrap_pb2.Publish(room=1))])
+@pytest.mark.parametrize(
+    "message",
+    [
+        bootstrap_pb2.FromDecode(),
+        bootstrap_pb2.FromDecode(publish=bootstrap_pb2.Publish(room=1)),
+        bootstrap_pb2.FromDecode(hello=bootstrap_pb2.DecodeHello()),
+        # it would not fit into the trailers of any refusal
+        bootstrap_pb2.FromDecode(hello=bootstrap_pb2.DecodeHello(instance_id="z" * 100_000)),
+    ],
+)
 async def test_the_first_message_must_be_hello(served, message) -> None:
     session = Session(served[1])
     await session.call.write(message)

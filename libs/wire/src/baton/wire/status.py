@@ -50,10 +50,10 @@ def stage_name(stage: int) -> str:
 
 def failure_message(failure: common_pb2.Failure) -> str:
     """The failure in one line: who ended it, in which stage, why, and the times."""
-    origin, stage = origin_name(failure.origin), stage_name(failure.stage)
+    origin, stage = origin_name(failure.origin), f" in {stage_name(failure.stage)}" if failure.stage else ""
     times = f" after {failure.elapsed_ms} ms" if failure.elapsed_ms else ""
     times += f" of {failure.allowed_ms} ms allowed" if failure.allowed_ms else ""
-    return f"{failure.message} [{failure.cause}: ended by {origin} in {stage}{times}]"
+    return f"{failure.message} [{failure.cause}: ended by {origin}{stage}{times}]"
 
 
 def failure_status(failure: common_pb2.Failure, violations: Sequence[tuple[str, str]] = ()) -> status_pb2.Status:

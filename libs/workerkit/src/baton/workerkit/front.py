@@ -144,7 +144,7 @@ class WorkerFront:
         log.info("gateway gone", gateway_id=session.gateway_id, rooms=len(rooms))
         for entry in rooms:
             message = f"the session of gateway {session.gateway_id} ended while room {entry.room} was open"
-            self._abort(entry, Failure("CANCELLED", "gateway", "gateway_lost", message))
+            self._abort(entry, Failure("UNAVAILABLE", "gateway", "gateway_lost", message))
         if named:
             self._tell_peers()
 

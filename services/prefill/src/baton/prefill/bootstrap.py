@@ -29,6 +29,8 @@ log = get_logger(__name__)
 Context = grpc.aio.ServicerContext[Any, Any]
 
 EXPIRE_PERIOD_S = 1.0
+#: It stands in every message about the peer; gRPC's trailers hold 8 KiB.
+MAX_INSTANCE_ID_CHARS = 256
 #: How long a decode server may take to read the last answers.
 LAST_WORDS_S = 1.0
 #: Connecting, probing and closing wait for a peer: each has a thread of its own up to this many, so that a dead one delays nobody else.
@@ -120,8 +122,9 @@ class BootstrapServicer(bootstrap_pb2_grpc.BootstrapServicer):
     async def _greet(self, messages: AsyncIterator[bootstrap_pb2.FromDecode], context: Context) -> bootstrap_pb2.DecodeHello:
         """Reads the hello, answers it, and refuses a pair whose pools differ."""
         first = await anext(aiter(messages), None)
-        if first is None or first.WhichOneof("message") != "hello" or not first.hello.instance_id:
-            await _refuse(context, grpc.StatusCode.FAILED_PRECONDITION, "the first message of a session must be hello with an instance_id")
+        if first is None or first.WhichOneof("message") != "hello" or not 0 < len(first.hello.instance_id) <= MAX_INSTANCE_ID_CHARS:
+            text = f"the first message of a session must be hello with an instance_id of 1 to {MAX_INSTANCE_ID_CHARS} characters"
+            await _refuse(context, grpc.StatusCode.FAILED_PRECONDITION, text)
         here = self._here
         hello = bootstrap_pb2.PrefillHello(instance_id=here.instance_id, fingerprint=here.fingerprint, identity=self._agent.identity)
         await context.write(bootstrap_pb2.FromPrefill(hello=hello))
