@@ -22,6 +22,8 @@ class EngineConfig:
     max_model_len: longest prompt + answer; None: what the model takes. Never more than the pool holds.
     dtype: of the weights and of the pool: float32 or bfloat16.
     num_threads: torch's threads inside one operation, for the whole process; None leaves them as they are.
+    deterministic: on a GPU, results of a request do not depend on what else is in the batch; slower. (On a CPU it is ignored.)
+    cuda_graphs: on a GPU, decode steps are captured once and replayed.
     growth_tokens: room kept for each admitted sequence's answer before another sequence is let in.
     max_passes: how many smaller requests may be let in before one that does not fit yet.
     """
@@ -36,6 +38,8 @@ class EngineConfig:
     num_threads: int | None = None
     growth_tokens: int = 64
     max_passes: int = 16
+    deterministic: bool = False
+    cuda_graphs: bool = True
 
     def __post_init__(self) -> None:
         if (self.num_pages is None) == (self.kv_bytes is None):

@@ -10,6 +10,8 @@ import torch
 
 from baton.engine.allocator import PageAllocator
 from baton.engine.config import EngineConfig, max_model_len, plan_layout
+from baton.engine.device.model import DeviceModel
+from baton.engine.device.runner import DeviceRunner
 from baton.engine.errors import InvalidSettingError
 from baton.engine.loader import torch_dtype
 from baton.engine.models.llama import LlamaModel
@@ -20,7 +22,7 @@ from baton.engine.scheduling.base import Scheduler
 from baton.engine.scheduling.decode import DecodeScheduler
 from baton.engine.scheduling.plain import PlainScheduler
 from baton.engine.scheduling.prefill import PrefillScheduler
-from baton.engine.scheduling.sequence import Limits, StepPlan
+from baton.engine.scheduling.sequence import Limits, Sequence, StepPlan
 from baton.engine.types import EngineEvent, EngineStats, Failure, Request, Role
 
 #: Longest wait for a launched step inside `Engine.step`.
@@ -38,18 +40,19 @@ class Engine:
             events = engine.step()
             if not engine.has_work(): sleep until a command, the port's wake or the next reap
 
-    buffer: memory for the KV pool, at least `plan_layout(...).pool_bytes`, writable, 64-byte aligned; owned by the caller and alive
-    for as long as the engine. None: the engine makes its own.
+    buffer: host memory for the KV pool, at least `plan_layout(...).pool_bytes`, writable, 64-byte aligned; owned by the caller and alive
+    for as long as the engine. pool: instead of it, a whole pool of `plan_layout(...)` on the model's device. Neither: the engine makes one.
     exporter, importer: the prefill role needs the first, the decode role the second, the plain role neither.
     """
 
     def __init__(
         self,
         role: Role,
-        model: LlamaModel,
+        model: LlamaModel | DeviceModel,
         config: EngineConfig,
         *,
         buffer: memoryview | None = None,
+        pool: KVPool | None = None,
         exporter: KVExporter | None = None,
         importer: KVImporter | None = None,
         clock: Callable[[], float] = time.monotonic,
@@ -62,7 +65,7 @@ class Engine:
         self.layout = plan_layout(model.config, config)
         self.max_model_len = max_model_len(model.config, config)
         self._clock = clock
-        self._runner: Runner = CpuRunner(model, KVPool(self.layout, model.dtype, buffer))
+        self._runner = _runner(role, model, config, pool or KVPool(self.layout, model.dtype, buffer, model.device), self.max_model_len)
         self._flights: deque[tuple[StepPlan, Flight]] = deque()
         limits = Limits(
             page_size=config.page_size,
@@ -75,7 +78,7 @@ class Engine:
         )
         self._exporter = exporter
         self._tell_milestones: Callable[[list[EngineEvent]], None] | None = None
-        self._scheduler = _scheduler(role, PageAllocator(self.layout.num_pages), limits, exporter, importer)
+        self._scheduler = _scheduler(role, PageAllocator(self.layout.num_pages), limits, exporter, importer, self._runner.release)
         self._steps = 0
         self._num_computed_tokens = 0
         self._last_progress = clock()
@@ -164,7 +167,21 @@ class Engine:
         self._last_progress = self._clock()
 
 
-def _scheduler(role: Role, allocator: PageAllocator, limits: Limits, exporter: KVExporter | None, importer: KVImporter | None) -> Scheduler:
+def _runner(role: Role, model: LlamaModel | DeviceModel, config: EngineConfig, pool: KVPool, max_model_len: int) -> Runner:
+    if isinstance(model, LlamaModel):
+        return CpuRunner(model, pool)
+    max_pages = pool.layout.pages_for(max_model_len)
+    return DeviceRunner(model, pool, role, config.max_running, max_pages, deterministic=config.deterministic, capture=config.cuda_graphs)
+
+
+def _scheduler(
+    role: Role,
+    allocator: PageAllocator,
+    limits: Limits,
+    exporter: KVExporter | None,
+    importer: KVImporter | None,
+    on_release: Callable[[Sequence], None],
+) -> Scheduler:
     wanted = {Role.PREFILL: "exporter", Role.DECODE: "importer", Role.PLAIN: "neither"}[role]
     given = {"exporter": exporter is not None, "importer": importer is not None}
     for port, present in given.items():
@@ -173,5 +190,5 @@ def _scheduler(role: Role, allocator: PageAllocator, limits: Limits, exporter: K
     if exporter is not None:
         return PrefillScheduler(allocator, limits, exporter)
     if importer is not None:
-        return DecodeScheduler(allocator, limits, importer)
-    return PlainScheduler(allocator, limits)
+        return DecodeScheduler(allocator, limits, importer, on_release)
+    return PlainScheduler(allocator, limits, on_release)

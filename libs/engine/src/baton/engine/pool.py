@@ -35,17 +35,25 @@ class KVPool:
     """layers[l] is [2, slots, kv heads, head dim]: keys, then values; slot = page * page_size + offset in the page.
 
     `buffer`: writable memory of at least `layout.pool_bytes`, 64-byte aligned, kept alive by this object but owned by the caller;
-    None: the pool makes its own. Bytes of pages that nobody wrote are undefined and never read.
+    None: the pool makes its own, on `device`. Bytes of pages that nobody wrote are undefined and never read.
     """
 
-    def __init__(self, layout: KVLayout, dtype: torch.dtype, buffer: memoryview | None = None) -> None:
+    def __init__(self, layout: KVLayout, dtype: torch.dtype, buffer: memoryview | None = None, device: torch.device | str = "cpu") -> None:
         if dtype.itemsize != layout.itemsize:
             raise ValueError(f"layout.itemsize = {layout.itemsize}, but {dtype} takes {dtype.itemsize} bytes")
         self.layout = layout
-        flat = torch.empty(layout.pool_bytes // layout.itemsize, dtype=dtype) if buffer is None else _foreign(buffer, layout, dtype)
+        num_elements = layout.pool_bytes // layout.itemsize
+        flat = torch.empty(num_elements, dtype=dtype, device=device) if buffer is None else _foreign(buffer, layout, dtype)
+        self.address = flat.data_ptr()
         num_slots = layout.num_pages * layout.page_size
         self.planes = flat.view(layout.num_layers, 2, num_slots, layout.num_kv_heads, layout.head_dim)
         self.layers: tuple[Tensor, ...] = self.planes.unbind(0)
+        paged = self.planes.view(layout.num_layers, 2, layout.num_pages, layout.page_size, layout.num_kv_heads, layout.head_dim)
+        self._pages = [(layer[0], layer[1]) for layer in paged.unbind(0)]
+
+    def pages(self, layer: int) -> tuple[Tensor, Tensor]:
+        """The layer's keys and values, each [pages, page size, kv heads, head dim]."""
+        return self._pages[layer]
 
     def write(self, layer: int, writes: Writes, keys_values: Tensor) -> None:
         """keys_values [rows, 2, kv heads, head dim], all rows of a step, into the slots that `writes` gives them."""

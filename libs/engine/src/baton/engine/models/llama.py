@@ -47,6 +47,7 @@ class LlamaModel:
     def __init__(self, config: ModelConfig, reader: Reader, dtype: torch.dtype, tuning: Tuning, group: Collective | None = None) -> None:
         self.config = config
         self.dtype = dtype
+        self.device = torch.device("cpu")
         self._group = group
         # All headers before any byte: a folder that lacks one tensor is refused at once.
         reader.check(inventory(config))

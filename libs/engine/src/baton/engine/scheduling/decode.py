@@ -37,12 +37,12 @@ class Room:
 class DecodeScheduler:
     """Pages go FREE -> RESERVED -> PUBLISHED -> running on Landed, and come back from a lease on Landed or Freed only."""
 
-    def __init__(self, allocator: PageAllocator, limits: Limits, importer: KVImporter) -> None:
+    def __init__(self, allocator: PageAllocator, limits: Limits, importer: KVImporter, on_release: Callable[[Sequence], None] | None = None) -> None:
         self._allocator = allocator
         self._limits = limits
         self._importer = importer
         self._waiting = AdmissionQueue(limits.max_passes)
-        self._running = RunningSet(allocator, limits, Role.DECODE)
+        self._running = RunningSet(allocator, limits, Role.DECODE, on_release)
         self._rooms: dict[int, Room] = {}
         self._events: list[EngineEvent] = []
 

@@ -17,11 +17,11 @@ from baton.engine.types import EngineEvent, EngineStats, Failed, Failure, Finish
 class PlainScheduler:
     """Prompts in chunks beside the decode rows of the same step."""
 
-    def __init__(self, allocator: PageAllocator, limits: Limits) -> None:
+    def __init__(self, allocator: PageAllocator, limits: Limits, on_release: Callable[[Sequence], None] | None = None) -> None:
         self._allocator = allocator
         self._limits = limits
         self._waiting = AdmissionQueue(limits.max_passes)
-        self._running = RunningSet(allocator, limits, Role.PLAIN)
+        self._running = RunningSet(allocator, limits, Role.PLAIN, on_release)
         self._rooms: dict[int, Sequence] = {}
         self._events: list[EngineEvent] = []
 

@@ -1,0 +1,120 @@
+"""Decode steps: one token for each seat of a batch, on a GPU as captured graphs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as List
+
+import torch
+from torch import Tensor
+
+from baton.engine.device.model import DeviceModel, Rows
+from baton.engine.device.products import Mode
+from baton.engine.device.seats import FREE_FROM, MIN_P, POSITION, SEED, TEMPERATURE, TOKEN, TOP_K, TOP_P, Seats
+from baton.engine.pool import KVPool
+from baton.kernels import decode_attention, prefill_attention, sample
+
+#: Up to so many rows one kernel streams the weights; from there on the library's product is the faster one.
+FEW_ROWS = 16
+
+
+class DecodeSteps:
+    """Runs batches of seats, padded to the next of `sizes`.
+
+    A step reads its inputs from the seats and leaves its outcome there: the drawn token and the next position. So one step can follow another
+    without the host knowing what was drawn. capture: record each size as a CUDA graph (`prepare`), and replay it.
+    """
+
+    def __init__(self, model: DeviceModel, pool: KVPool, seats: Seats, sizes: List[int], *, deterministic: bool, capture: bool) -> None:
+        self._model = model
+        self._pool = pool
+        self._seats = seats
+        self._sizes = sorted(sizes)
+        self._deterministic = deterministic
+        self._capture = capture
+        device = model.device
+        self._batch = torch.full((self._sizes[-1],), seats.num_seats, dtype=torch.int64, device=device)
+        self._drawn = torch.zeros(self._sizes[-1], dtype=torch.int64, device=device)
+        self._starts = torch.arange(self._sizes[-1] + 1, dtype=torch.int32, device=device)
+        self._seated: list[int] = []
+        self._graphs: dict[int, torch.cuda.CUDAGraph] = {}
+
+    @torch.inference_mode()
+    def prepare(self) -> None:
+        """Captures every size, the largest first, so that the smaller ones reuse its memory. Must run on the stream that will replay."""
+        if not self._capture:
+            return
+        memory = None
+        for size in reversed(self._sizes):
+            self._compute(size)  # compiles kernels and makes the libraries' workspaces
+            torch.cuda.synchronize()
+            graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(graph, pool=memory, stream=torch.cuda.current_stream()):
+                self._compute(size)
+            memory = graph.pool()
+            self._graphs[size] = graph
+
+    @torch.inference_mode()
+    def run(self, seats: list[int]) -> Tensor:
+        """One token for each of `seats`, in order: [n] int64 on the device, -1 where the logits were not finite. The next run overwrites it."""
+        size = next(size for size in self._sizes if size >= len(seats))
+        padded = seats + [self._seats.num_seats] * (size - len(seats))
+        if padded != self._seated[:size]:
+            self._batch[:size].copy_(_pinned(padded, self._batch.device), non_blocking=True)
+            self._seated[:size] = padded
+        graph = self._graphs.get(size)
+        if graph is None:
+            self._compute(size)
+        else:
+            graph.replay()
+        return self._drawn[: len(seats)]
+
+    def _compute(self, size: int) -> None:
+        seats, page_size = self._seats, self._pool.layout.page_size
+        batch = self._batch[:size]
+        live = batch < seats.num_seats
+        wide, small, real = seats.wide[:, batch], seats.small[:, batch], seats.real[:, batch]
+        table = seats.table[batch]
+        position = wide[POSITION]
+        pages = table.gather(1, (position // page_size).unsqueeze(1)).squeeze(1)
+        slots = torch.where(live, pages * page_size + position % page_size, -1)
+        lengths = torch.where(live, position + 1, 0).to(torch.int32)
+        rows = Rows(wide[TOKEN], position, slots, sampled=None)
+        attention = PagedRows(table, lengths, self._starts[: size + 1] if self._deterministic else None)
+        logits = self._model.forward(rows, self._pool, attention, self._mode(size))
+        assert logits is not None
+        after = position + 1
+        forbidden = torch.where(after < wide[FREE_FROM], small[1:], -1).t().contiguous()
+        drawn = sample(logits, real[TEMPERATURE], small[TOP_K], real[TOP_P], real[MIN_P], wide[SEED], after, forbidden)
+        self._drawn[:size].copy_(drawn)
+        # The padding seat is written by many rows, with whatever comes; its position stays where it may be looked up.
+        seats.wide[TOKEN].index_copy_(0, batch, drawn.clamp(min=0))
+        seats.wide[POSITION].index_copy_(0, batch, torch.where(live, after, 0))
+
+    def _mode(self, size: int) -> Mode:
+        if self._deterministic:
+            return Mode.INVARIANT
+        return Mode.FEW if size <= FEW_ROWS else Mode.MANY
+
+
+class PagedRows:
+    """One row a sequence, over all pages of that sequence. table [n, pages] int32, lengths [n] int32 (0: padding).
+
+    starts [n + 1] int32, for the deterministic mode: a row is then a prompt of one token, so that it is computed as it would be in a prompt.
+    """
+
+    def __init__(self, table: Tensor, lengths: Tensor, starts: Tensor | None) -> None:
+        self._table = table
+        self._lengths = lengths
+        self._starts = starts
+
+    def __call__(self, query: Tensor, keys: Tensor, values: Tensor, pages: tuple[Tensor, Tensor], window: int) -> Tensor:
+        return self.of_sampled(query, pages, window)
+
+    def of_sampled(self, query: Tensor, pages: tuple[Tensor, Tensor], window: int) -> Tensor:
+        if self._starts is None:
+            return decode_attention(query, *pages, self._table, self._lengths, window=window)
+        return prefill_attention(query, *pages, self._table, self._starts, self._lengths, 1, window=window)
+
+
+def _pinned(values: list[int], device: torch.device) -> Tensor:
+    return torch.tensor(values, dtype=torch.int64, pin_memory=device.type == "cuda")

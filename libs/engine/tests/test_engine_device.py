@@ -1,0 +1,138 @@
+"""The GPU's path over CPU tensors: the same files, with the kernels' plain twins under them and no graphs.
+
+Steps are launched before the last one's tokens are read, exactly as on a GPU. What a GPU adds is checked there by benchmarks/gpu.
+"""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from engine_reference import CANCEL, FAMILIES, answers, assert_all_free, ends, engine, make_reference, prompts, request, run
+from test_engine_split import Pair, legs
+
+from baton.engine import FinishReason, load_model_config
+from baton.engine.device.model import DeviceModel
+from baton.engine.device.runner import batch_sizes
+from baton.engine.types import Failed
+from baton.engine.weights import WeightReader
+
+LENGTHS = [1, 2, 3, 4, 5, 15, 16, 17, 31, 32, 33, 64, 65, 100]
+
+
+def on_device(folder, dtype: torch.dtype = torch.float32) -> DeviceModel:
+    with torch.inference_mode(), WeightReader(folder, dtype) as reader:
+        return DeviceModel(load_model_config(folder), reader, dtype, torch.device("cpu"))
+
+
+@pytest.fixture(autouse=True)
+def plain_twins(monkeypatch):
+    """Not Triton's interpreter, which libs/conftest.py turns on for the kernels' own tests."""
+    monkeypatch.delenv("TRITON_INTERPRET", raising=False)
+
+
+@pytest.fixture(scope="module")
+def model(tiny):
+    return on_device(tiny.folder)
+
+
+@pytest.mark.parametrize("deterministic", [False, True])
+@pytest.mark.parametrize(("page_size", "budget"), [(4, 64), (16, 512), (16, 9), (1, 33)])
+def test_greedy_is_transformers(tiny, model, page_size, budget, deterministic):
+    asked = dict(enumerate(prompts(LENGTHS), start=1))
+    expected = {room: tiny.greedy(prompt, 24) for room, prompt in asked.items()}
+    plain = engine(model, num_pages=1600 // page_size, page_size=page_size, max_num_batched_tokens=budget, max_running=8, deterministic=deterministic)
+    for room, prompt in asked.items():
+        plain.add(request(room, prompt, max_tokens=24))
+    events = run(plain)
+    assert answers(events) == expected
+    assert all(end.reason is FinishReason.LENGTH and end.completion_tokens == 24 for end in ends(events).values())
+    assert_all_free(plain)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_families(tmp_path, family):
+    extra = {"num_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 32, "decoder_sparse_step": 2} if family == "qwen3_moe" else {}
+    if family == "mixtral":
+        extra = {"num_local_experts": 4}
+    if family == "mistral":
+        extra = {"sliding_window": 20}
+    reference = make_reference(tmp_path, family, **extra)
+    asked = dict(enumerate(prompts([1, 7, 30, 50], seed=2), start=1))
+    plain = engine(on_device(tmp_path), max_num_batched_tokens=40)
+    for room, prompt in asked.items():
+        plain.add(request(room, prompt, max_tokens=12))
+    assert answers(run(plain)) == {room: reference.greedy(prompt, 12) for room, prompt in asked.items()}
+    assert_all_free(plain)
+
+
+def test_split_is_plain_and_samples_what_the_cpu_samples(tiny, model):
+    asked = dict(enumerate(prompts([9, 30, 50, 3], seed=3), start=1))
+    cpu, pair = engine(tiny.ours), Pair(model)
+    for room, prompt in asked.items():
+        settings = {"temperature": 1.2, "top_k": 40, "top_p": 0.95, "min_p": 0.01, "seed": (1 << 63) + room, "min_tokens": 5}
+        cpu.add(request(room, prompt, max_tokens=25, stop_token_ids=frozenset({room, 7, 90}), **settings))
+        pair.add(request(room, prompt, max_tokens=25, stop_token_ids=frozenset({room, 7, 90}), **settings))
+    assert legs(pair.run()) == answers(run(cpu))
+    pair.assert_clean()
+
+
+def test_a_stop_token_ends_the_answer_although_the_next_step_runs(tiny, model):
+    prompt = prompts([20], seed=4)[0]
+    whole = tiny.greedy(prompt, 30)
+    stop = whole[10]
+    expected = whole[: whole.index(stop) + 1]
+    pair = Pair(model)
+    pair.add(request(1, prompt, max_tokens=30, stop_token_ids=frozenset({stop})))
+    events = pair.run()
+    assert legs(events) == {1: expected}
+    assert ends(events)[1].reason is FinishReason.STOP
+    pair.assert_clean()
+
+
+def test_retraction_and_more_sequences_than_a_step_takes(tiny, model):
+    asked = dict(enumerate(prompts([20, 21, 22, 23, 5, 6], seed=4), start=1))
+    expected = {room: tiny.greedy(prompt, 40) for room, prompt in asked.items()}
+    pair = Pair(model, decode_pages=36, growth_tokens=2, max_running=2)
+    pair.add(*(request(room, prompt, max_tokens=40) for room, prompt in asked.items()))
+    assert legs(pair.run()) == expected
+    assert pair.decode.stats().extra["retractions"] >= 1
+    pair.assert_clean()
+
+
+@pytest.mark.parametrize("steps", range(1, 12))
+def test_an_abort_while_a_step_is_unread(tiny, model, steps):
+    asked = dict(enumerate(prompts([20, 9], seed=6), start=1))
+    pair = Pair(model)
+    pair.add(*(request(room, prompt, max_tokens=20) for room, prompt in asked.items()))
+    events = []
+    for _ in range(steps):
+        events += pair.prefill.step() + pair.decode.step()
+    for each in (pair.prefill, pair.decode):
+        each.abort(1, CANCEL)
+    events += pair.run()
+    assert legs(events)[2] == tiny.greedy(asked[2], 20)
+    assert any(isinstance(event, Failed) and event.room == 1 for event in events)
+    pair.assert_clean()
+
+
+def test_not_finite_logits_end_the_room_and_only_that(tmp_path):
+    reference = make_reference(tmp_path, "llama", tie_word_embeddings=False)
+    broken = on_device(tmp_path)
+    with torch.inference_mode():
+        broken._embedding[5].fill_(float("nan"))
+    good = prompts([12], seed=1)[0]
+    good = [token if token != 5 else 6 for token in good]
+    plain = engine(broken)
+    plain.add(request(1, [1, 2, 5, 3], max_tokens=8))
+    plain.add(request(2, good, max_tokens=8))
+    events = run(plain)
+    assert ends(events)[1].failure.cause == "logits_not_finite"
+    expected = reference.greedy(good, 8)
+    assert answers(events)[2] == expected[: expected.index(5) + 1] if 5 in expected else expected
+    assert_all_free(plain)
+
+
+def test_batch_sizes():
+    assert batch_sizes(1) == [1]
+    assert batch_sizes(8) == [1, 2, 4, 8]
+    assert batch_sizes(100)[-3:] == [80, 96, 100]
