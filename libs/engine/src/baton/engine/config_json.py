@@ -37,11 +37,11 @@ class Fields:
     def fail(self, field: str, value: object, expected: str) -> NoReturn:
         raise ModelConfigError(self._file, self._prefix + field, value, expected)
 
-    def count(self, field: str, default: int | None = None) -> int:
-        """A whole number of at least 1."""
+    def count(self, field: str, default: int | None = None, least: int = 1) -> int:
+        """A whole number of at least `least`."""
         value = self._value(field, default)
-        if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-            self.fail(field, value, "must be a whole number of at least 1")
+        if not isinstance(value, int) or isinstance(value, bool) or value < least:
+            self.fail(field, value, f"must be a whole number of at least {least}")
         return value
 
     def number(self, field: str, default: float | None = None) -> float:

@@ -50,3 +50,7 @@ class WeightsError(ModelFolderError):
 
 class BufferTooSmallError(EngineError, ValueError):
     """The memory handed in cannot hold the KV pool."""
+
+
+class InsufficientMemoryError(EngineError):
+    """Weights, KV pool and workspace together do not fit; the message has every number and says which setting to lower."""

@@ -30,12 +30,12 @@ class Fingerprint:
     page_size: int
 
 
-def fingerprint(folder: str | Path, model_name: str, model: ModelConfig, config: EngineConfig) -> Fingerprint:
-    """`model_name` is what clients call the model. Reads names and sizes of the weight files, never their contents."""
+def fingerprint(folder: str | Path, model_name: str, model: ModelConfig, config: EngineConfig, load_format: str = "auto") -> Fingerprint:
+    """`model_name` is what clients call the model. Reads names and sizes of the weight files, never their contents; none if they are dummies."""
     return Fingerprint(
         protocol_version=PROTOCOL_VERSION,
         model=model_name,
-        weights=weights_digest(folder),
+        weights=weights_digest(folder, load_format),
         dtype=config.dtype,
         layout=LAYOUT_NAME,
         num_layers=model.num_layers,
@@ -45,9 +45,14 @@ def fingerprint(folder: str | Path, model_name: str, model: ModelConfig, config:
     )
 
 
-def weights_digest(folder: str | Path) -> str:
-    """SHA-256 (hex) over config.json and the name and size of every *.safetensors file. Raises WeightsError when there is none."""
+def weights_digest(folder: str | Path, load_format: str = "auto") -> str:
+    """SHA-256 (hex) over config.json and the name and size of every *.safetensors file. Raises WeightsError when there is none.
+
+    Dummy weights follow from config.json, so two servers that load a folder as "dummy" match each other, and no server with the real ones.
+    """
     folder = Path(folder)
+    if load_format == "dummy":
+        return hashlib.sha256((folder / CONFIG_FILE).read_bytes() + b"\0dummy").hexdigest()
     files = sorted(folder.glob("*.safetensors"))
     if not files:
         raise WeightsError(folder, "holds no *.safetensors file")

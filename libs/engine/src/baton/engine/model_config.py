@@ -198,7 +198,7 @@ def _windows(fields: Fields, family: Family, num_layers: int) -> list[int]:
     types = fields.raw.get("layer_types")
     # Mistral's class in transformers ignores layer_types and says so in a warning; they are what such a model was trained with.
     if types is None:
-        first = fields.count("max_window_layers", 28) if window and rule is WindowRule.SWITCHED_TAIL else 0
+        first = fields.count("max_window_layers", 28, least=0) if window and rule is WindowRule.SWITCHED_TAIL else 0
         return [window if layer >= first else 0 for layer in range(num_layers)]
     known = {"full_attention": 0, "sliding_attention": window}
     if not isinstance(types, list) or len(types) != num_layers or any(kind not in known for kind in types):
