@@ -1,12 +1,13 @@
 """Which processes a topology needs and with which flags; no process is started."""
 
 import os
+import socket
 from pathlib import Path
 
 import pytest
 
 from baton.cli.errors import UsageError
-from baton.cli.fleet import FleetOptions, Transport, decode_spec, gateway_spec, plain_spec, prefill_spec
+from baton.cli.fleet import FleetOptions, Transport, check_ports, decode_spec, gateway_spec, plain_spec, prefill_spec
 from baton.cli.up import new_run_dir
 
 # Above the largest process id that Linux can be set to give out.
@@ -44,6 +45,17 @@ def test_the_gateway_is_told_where_the_workers_are(folder: Path) -> None:
     command = gateway_spec(FleetOptions(folder, "m"), {"prefill": ["h:1", "h:2"], "decode": ["h:3"]}).command
     assert (value_of(command, "--prefill"), value_of(command, "--decode")) == ("h:1,h:2", "h:3")
     assert (value_of(command, "--port"), value_of(command, "--http-port")) == ("8001", "8000")
+
+
+@pytest.mark.parametrize("field", ["http_port", "grpc_port", "bootstrap_port"])
+def test_a_port_that_is_taken_is_named_before_anything_is_started(folder: Path, field: str) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        ports = {"http_port": 0, "grpc_port": 0, "bootstrap_port": 0} | {field: port}
+        options = FleetOptions(folder, "m", http_port=ports["http_port"], grpc_port=ports["grpc_port"], bootstrap_port=ports["bootstrap_port"])
+        with pytest.raises(UsageError, match=f"--{field.replace('_', '-')}={port}: .*in use"):
+            check_ports(options)
+    check_ports(options)
 
 
 @pytest.mark.parametrize(("field", "value", "named"), [("num_prefill", 0, "--prefill is 0"), ("num_decode", 17, "--decode is 17.*1 to 16")])

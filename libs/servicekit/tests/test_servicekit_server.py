@@ -53,8 +53,8 @@ async def test_reflection_lists_what_was_added() -> None:
 async def test_a_taken_address_is_named() -> None:
     first = GrpcServer("127.0.0.1", 0, options=OPTIONS)
     port = await first.start()
-    second = GrpcServer("127.0.0.1", port, options=OPTIONS)
-    with pytest.raises(AddressUnavailableError, match=f"127.0.0.1:{port}"):
+    second = GrpcServer("127.0.0.1", port, options=OPTIONS, port_flag="--bootstrap-port")
+    with pytest.raises(AddressUnavailableError, match=f"127.0.0.1:{port}: the address is in use .* another --host or --bootstrap-port$"):
         await second.start()
     await first.stop()
     await second.stop()

@@ -451,6 +451,8 @@ async def test_a_drain_lets_streams_end_and_then_ends_them(stack_of: StackOf) ->
     draining = asyncio.create_task(other.gateway.drain(0.2))
     code, failure = await failure_of(call)
     assert (code, failure.cause, failure.origin) == (UNAVAILABLE, "gateway_stopped", common_pb2.ORIGIN_GATEWAY)
+    assert failure.stage != common_pb2.ROOM_STATE_UNSPECIFIED
+    assert failure.elapsed_ms > 0
     await draining
     await other.decode.wait(lambda: bool(other.decode.aborts))
     assert other.decode.aborts[0].failure.origin == common_pb2.ORIGIN_GATEWAY

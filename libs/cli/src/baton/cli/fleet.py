@@ -1,5 +1,6 @@
 """A fleet on this machine: which services a topology needs, with which flags, and bringing them up in order."""
 
+import socket
 import sys
 from collections.abc import Callable
 from dataclasses import KW_ONLY, dataclass
@@ -86,8 +87,24 @@ def _module(service: str) -> tuple[str, ...]:
     return (sys.executable, "-m", f"baton.{service}.app")
 
 
+def check_ports(options: FleetOptions) -> None:
+    """Says at once what a service would say only after it has loaded the model. Raises UsageError."""
+    ports = {"--http-port": options.http_port, "--grpc-port": options.grpc_port}
+    if options.topology is Topology.SPLIT:
+        ports["--bootstrap-port"] = options.bootstrap_port
+    for flag, port in ports.items():
+        try:
+            socket.create_server((options.host, port), family=socket.AF_INET6 if ":" in options.host else socket.AF_INET).close()
+        except OSError as error:
+            raise UsageError(f"{flag}={port}: cannot listen on {options.host}:{port}: {error.strerror or error}; choose another, or 0") from error
+
+
 def start_fleet(options: FleetOptions, supervisor: Supervisor, note: Callable[[str], None]) -> FleetAddresses:
-    """Starts the workers, then the gateway that is told where they are; returns when all of them serve. Raises ServiceStartError, StopAskedError."""
+    """Starts the workers, then the gateway that is told where they are; returns when all of them serve.
+
+    Raises UsageError for a port that is taken, ServiceStartError, StopAskedError.
+    """
+    check_ports(options)
     kinds = {"prefill": options.num_prefill, "decode": options.num_decode} if options.topology is Topology.SPLIT else {"plain": options.num_decode}
     make = {"prefill": prefill_spec, "decode": decode_spec, "plain": plain_spec}
     started = {kind: [supervisor.start(make[kind](options, index)) for index in range(count)] for kind, count in kinds.items()}

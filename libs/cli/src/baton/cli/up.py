@@ -69,6 +69,7 @@ def up(
         print_addresses(Console(), fleet)
         console.print("Ctrl-C stops all of them", highlight=False)
         fleet.supervisor.watch()
+        console.print(f"running answers get {drain_timeout_s:g} s to end; Ctrl-C again ends them now", highlight=False)
 
 
 def resolve_model(model: str) -> tuple[Path, str]:

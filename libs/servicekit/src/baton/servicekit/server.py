@@ -30,10 +30,12 @@ class GrpcServer:
         options: Sequence[tuple[str, int | str]] = (),
         interceptors: Sequence[grpc.aio.ServerInterceptor] = (),
         max_concurrent_rpcs: int | None = None,
+        port_flag: str = "--port",
     ) -> None:
-        """`port` 0 lets the system choose. Must be made on the event loop that runs it."""
+        """`port` 0 lets the system choose; `port_flag` is where an operator sets it. Must be made on the event loop that runs it."""
         self._host = host
         self._wanted_port = port
+        self._port_flag = port_flag
         self._tls = tls or TlsSettings()
         self._server = grpc.aio.server(options=list(options), interceptors=list(interceptors), maximum_concurrent_rpcs=max_concurrent_rpcs)
         self._health = health.aio.HealthServicer()
@@ -61,12 +63,13 @@ class GrpcServer:
         reflection.enable_server_reflection((*self._names, health.SERVICE_NAME, reflection.SERVICE_NAME), self._server)
         credentials = server_credentials(self._tls)
         wanted = join_address(self._host, self._wanted_port)
+        unavailable = f"cannot listen on {wanted}: the address is in use or not this host's; choose another --host or {self._port_flag}"
         try:
             port = self._server.add_insecure_port(wanted) if credentials is None else self._server.add_secure_port(wanted, credentials)
         except RuntimeError as error:
-            raise AddressUnavailableError(f"cannot listen on {wanted}: {error}; choose another --host or --port") from error
+            raise AddressUnavailableError(unavailable) from error
         if port == 0:
-            raise AddressUnavailableError(f"cannot listen on {wanted}: the address is in use or not this host's; choose another --host or --port")
+            raise AddressUnavailableError(unavailable)
         self.port = port
         await self._server.start()
         await self.set_serving(False)

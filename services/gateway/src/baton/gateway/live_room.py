@@ -259,6 +259,7 @@ class LiveRoom:
         """The first failure ends the room: the client is told, the other leg is aborted."""
         if self._answered or self.failure is not None:
             return
+        failure = self._with_place(failure)
         self.failure = failure
         before = self.machine.state
         moved = self.machine.fail(failure, time.monotonic()) is Verdict.MOVED
@@ -323,6 +324,12 @@ class LiveRoom:
             elapsed_ms=round(self._elapsed_ms()),
             allowed_ms=round(allowed_s * 1e3),
         )
+
+    def _with_place(self, failure: common_pb2.Failure) -> common_pb2.Failure:
+        """A failure with the stage and the time, where whoever made it did not know the room."""
+        whole = common_pb2.Failure(stage=self.machine.state.value, elapsed_ms=round(self._elapsed_ms()))
+        whole.MergeFrom(failure)
+        return whole
 
     def _with_author(self, failure: common_pb2.Failure, leg: Leg) -> common_pb2.Failure:
         """A worker's failure with what it did not say: by whom, when. The stage is the room's: a worker sees only its half of it."""
