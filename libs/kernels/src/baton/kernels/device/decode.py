@@ -192,7 +192,7 @@ def _share_kernel(  # type: ignore[no-untyped-def]
     split = tl.program_id(1)
     sequence = tl.program_id(2).to(tl.int64)
     length = tl.load(lengths + sequence)
-    first, end, share = _blocks(length, window, splits, share_blocks, least_blocks, block)
+    first, _, share = _blocks(length, window, splits, share_blocks, least_blocks, block)
     start_token = (first + split * share) * block
     end_token = tl.minimum((first + (split + 1) * share) * block, length)
 
@@ -219,10 +219,7 @@ def _share_kernel(  # type: ignore[no-untyped-def]
         there = tokens < end_token
         places = pages.to(tl.int64) * page_stride + (tokens % page_size) * token_stride + kv_head * kv_head_stride
         pages = _pages_of(table, tokens + block, start + block, end_token, page_size, block)
-        if head_dim == dims:
-            block_mask = there[:, None]
-        else:
-            block_mask = there[:, None] & (dim[None, :] < head_dim)
+        block_mask = there[:, None] if head_dim == dims else there[:, None] & (dim[None, :] < head_dim)
         k = tl.load(keys + places[:, None] + dim[None, :], mask=block_mask, other=0.0)
         v = tl.load(values + places[:, None] + dim[None, :], mask=block_mask, other=0.0)
         # "ieee": float32 products are not rounded to tf32.

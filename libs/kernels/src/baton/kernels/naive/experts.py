@@ -16,9 +16,10 @@ def naive_moe_route(logits: Tensor, top_k: int, renormalize: bool) -> tuple[Tens
     offsets[e] to offsets[e + 1] are those of expert e.
     """
     num_experts = logits.shape[1]
-    ordered = logits.float().softmax(dim=-1).sort(dim=-1, descending=True, stable=True)
-    weights, experts = ordered.values[:, :top_k], ordered.indices[:, :top_k].to(torch.int32).contiguous()
-    weights = weights / weights.sum(dim=-1, keepdim=True) if renormalize else weights.contiguous()
+    chosen = logits.float().sort(dim=-1, descending=True, stable=True).indices[:, :top_k]
+    weights, experts = logits.float().softmax(dim=-1).gather(-1, chosen), chosen.to(torch.int32).contiguous()
+    if renormalize:
+        weights = weights / weights.sum(dim=-1, keepdim=True)
     owners = experts.flatten().sort(stable=True)
     offsets = torch.searchsorted(owners.values, torch.arange(num_experts + 1, dtype=torch.int32, device=logits.device)).to(torch.int32)
     return weights, experts, owners.indices.to(torch.int32), offsets

@@ -1,0 +1,223 @@
+"""Matrix products of few rows, which stream the weight, and products of any number of rows in one fixed order."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from baton.kernels.device.linear_sum import launch_sum
+
+#: Row tiles that run at about the same time, so that they find each other's weight tiles in the cache.
+GROUP = tl.constexpr(8)
+
+
+@dataclass(frozen=True, slots=True)
+class LinearTiling:
+    """columns: of the result, a program; depth: of the sum, in one go; splits: programs that share one sum, added up by a second kernel."""
+
+    columns: int
+    depth: int
+    splits: int
+    num_warps: int
+    num_stages: int
+
+
+def default_tiling(num_rows: int, width: int, depth: int, itemsize: int) -> LinearTiling:
+    """width: of the result; depth: of the sum. Up to 16 rows all get the same: no result depends on the number of rows."""
+    if itemsize > 2:
+        return LinearTiling(columns=32, depth=64, splits=1, num_warps=4, num_stages=2)
+    if num_rows > 16:
+        return LinearTiling(columns=32 if width <= 8192 else 64, depth=128, splits=1, num_warps=4, num_stages=4)
+    if width > 8192:
+        return LinearTiling(columns=32, depth=256, splits=1, num_warps=4, num_stages=4)
+    splits = 1
+    while splits < 8 and width // 16 * splits < 192 and depth // (2 * splits) >= 512:
+        splits *= 2
+    return LinearTiling(columns=16, depth=256, splits=splits, num_warps=4, num_stages=5)
+
+
+def launch_linear_few(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    residual: Tensor | None,
+    norm_weight: Tensor | None,
+    eps: float,
+    silu_mul: bool,
+    out: Tensor | None,
+    tiling: LinearTiling | None = None,
+) -> Tensor:
+    num_rows, depth = x.shape
+    width = weight.shape[0] // 2 if silu_mul else weight.shape[0]
+    tiling = tiling or default_tiling(num_rows, width, depth, x.element_size())
+    rows = 16 if num_rows <= 16 else triton.next_power_of_2(num_rows)
+    output = torch.empty(num_rows, width, dtype=x.dtype, device=x.device) if out is None else out
+    _launch(x, weight, bias, residual, norm_weight, eps, silu_mul, output, tiling, rows)
+    return output
+
+
+def launch_linear_invariant(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """Tiles of 64 rows or a multiple: on Hopper the same matrix instruction for any number of rows, and one running sum an element."""
+    output = torch.empty(len(x), weight.shape[0], dtype=x.dtype, device=x.device)
+    if len(x) == 0:
+        return output
+    if x.element_size() > 2:
+        tiling, rows = LinearTiling(columns=32, depth=32, splits=1, num_warps=4, num_stages=2), 64
+    elif len(x) <= 64:
+        tiling, rows = LinearTiling(columns=32, depth=128, splits=1, num_warps=4, num_stages=4), 64
+    else:
+        tiling, rows = LinearTiling(columns=128, depth=64, splits=1, num_warps=8, num_stages=4), 128
+    _launch(x, weight, bias, None, None, 0.0, False, output, tiling, rows)
+    return output
+
+
+def _launch(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    residual: Tensor | None,
+    norm_weight: Tensor | None,
+    eps: float,
+    silu_mul: bool,
+    output: Tensor,
+    tiling: LinearTiling,
+    rows: int,
+) -> None:
+    num_rows, depth = x.shape
+    width = output.shape[1]
+    splits = tiling.splits
+    columns = min(tiling.columns, max(16, triton.next_power_of_2(width)))
+    step = min(tiling.depth, max(16, triton.next_power_of_2(depth)))
+    target, squares = output, output
+    if splits > 1:
+        target = torch.empty(splits, num_rows, weight.shape[0], dtype=torch.float32, device=x.device)
+        squares = torch.empty(splits, num_rows, dtype=torch.float32, device=x.device)
+    share = triton.cdiv(triton.cdiv(depth, splits), step) * step
+    _linear_kernel[(triton.cdiv(width, columns), triton.cdiv(num_rows, rows), splits)](
+        x,
+        weight,
+        output if bias is None else bias,
+        output if residual is None else residual,
+        weight if norm_weight is None else norm_weight,
+        target,
+        squares,
+        eps,
+        num_rows,
+        width,
+        x.stride(0),
+        weight.stride(0),
+        0 if residual is None else residual.stride(0),
+        output.stride(0),
+        depth=depth,
+        share=share,
+        masked=splits * share != depth,
+        split=splits > 1,
+        with_bias=bias is not None,
+        with_residual=residual is not None,
+        with_norm=norm_weight is not None,
+        silu_mul=silu_mul,
+        rows=rows,
+        columns=columns,
+        step=step,
+        num_warps=tiling.num_warps,
+        num_stages=tiling.num_stages,
+    )
+    if splits > 1:
+        launch_sum(target, squares, bias, residual, output, depth, eps, norm_weight is not None, silu_mul)
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def _linear_kernel(  # type: ignore[no-untyped-def]
+    x,
+    weight,
+    bias,
+    residual,
+    norm_weight,
+    output,
+    squares,
+    eps,
+    num_rows,
+    width,
+    x_stride,
+    weight_stride,
+    residual_stride,
+    output_stride,
+    depth: tl.constexpr,
+    share: tl.constexpr,
+    masked: tl.constexpr,
+    split: tl.constexpr,
+    with_bias: tl.constexpr,
+    with_residual: tl.constexpr,
+    with_norm: tl.constexpr,
+    silu_mul: tl.constexpr,
+    rows: tl.constexpr,
+    columns: tl.constexpr,
+    step: tl.constexpr,
+):
+    row_tile, column_tile = tl.swizzle2d(tl.program_id(1), tl.program_id(0), tl.num_programs(1), tl.num_programs(0), GROUP)
+    row = row_tile * rows + tl.arange(0, rows)
+    column = column_tile * columns + tl.arange(0, columns)
+    part = tl.program_id(2)
+    lane = tl.arange(0, step)
+    row_there = row < num_rows
+    column_there = column < width
+    x_rows = x + row.to(tl.int64)[:, None] * x_stride
+    weight_rows = weight + column.to(tl.int64)[:, None] * weight_stride
+    up_rows = weight + (column + width).to(tl.int64)[:, None] * weight_stride
+    total = tl.zeros((rows, columns), tl.float32)
+    up_total = tl.zeros((rows, columns), tl.float32)
+    square = tl.zeros((rows,), tl.float32)
+    begin = part * share
+    # A fixed number of rounds: the loop's bounds are known when it is compiled.
+    for offset in range(0, share, step):
+        place = begin + offset + lane
+        x_mask = row_there[:, None]
+        weight_mask = column_there[:, None]
+        if masked:
+            x_mask = x_mask & (place < depth)[None, :]
+            weight_mask = weight_mask & (place < depth)[None, :]
+        left = tl.load(x_rows + place[None, :], mask=x_mask, other=0.0)
+        right = tl.load(weight_rows + place[None, :], mask=weight_mask, other=0.0)
+        if with_norm:
+            wide = left.to(tl.float32)
+            square += tl.sum(wide * wide, axis=1)
+            factor = tl.load(norm_weight + place, mask=place < depth, other=0.0).to(tl.float32)
+            left = (wide * factor[None, :]).to(left.dtype)
+        total = tl.dot(left, tl.trans(right), total, input_precision="ieee")
+        if silu_mul:
+            up = tl.load(up_rows + place[None, :], mask=weight_mask, other=0.0)
+            up_total = tl.dot(left, tl.trans(up), up_total, input_precision="ieee")
+
+    mask = row_there[:, None] & column_there[None, :]
+    wide_row = row.to(tl.int64)
+    if split:
+        stride = 2 * width if silu_mul else width
+        partial = output + (part.to(tl.int64) * num_rows + wide_row[:, None]) * stride + column[None, :]
+        tl.store(partial, total, mask=mask)
+        if silu_mul:
+            tl.store(partial + width, up_total, mask=mask)
+        if with_norm and column_tile == 0:
+            tl.store(squares + part * num_rows + row, square, mask=row_there)
+    else:
+        if with_norm:
+            root = tl.rsqrt(square / depth + eps)
+            total *= root[:, None]
+            up_total *= root[:, None]
+        if with_bias:
+            total += tl.load(bias + column, mask=column_there, other=0.0).to(tl.float32)[None, :]
+            if silu_mul:
+                up_total += tl.load(bias + width + column, mask=column_there, other=0.0).to(tl.float32)[None, :]
+        dtype = output.dtype.element_ty
+        result = total.to(dtype)
+        if silu_mul:
+            gate = result.to(tl.float32)
+            activated = (gate / (1.0 + tl.exp(-gate))).to(dtype).to(tl.float32)
+            result = (activated * up_total.to(dtype).to(tl.float32)).to(dtype)
+        if with_residual:
+            before = tl.load(residual + wide_row[:, None] * residual_stride + column[None, :], mask=mask, other=0.0)
+            result = (result.to(tl.float32) + before.to(tl.float32)).to(dtype)
+        tl.store(output + wide_row[:, None] * output_stride + column[None, :], result, mask=mask)

@@ -1,0 +1,99 @@
+"""Adds up what several programs found for one sum, in a fixed order, and finishes it."""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+from torch import Tensor
+
+BLOCK = 512
+
+
+def launch_sum(
+    partial: Tensor,
+    squares: Tensor,
+    bias: Tensor | None,
+    residual: Tensor | None,
+    output: Tensor,
+    depth: int,
+    eps: float,
+    with_norm: bool,
+    silu_mul: bool,
+) -> None:
+    """partial [splits, rows, columns] float32, squares [splits, rows] float32 -> output [rows, width]."""
+    splits, num_rows, _ = partial.shape
+    width = output.shape[1]
+    _sum_kernel[(num_rows, triton.cdiv(width, BLOCK))](
+        partial,
+        squares,
+        output if bias is None else bias,
+        output if residual is None else residual,
+        output,
+        eps,
+        num_rows,
+        width,
+        0 if residual is None else residual.stride(0),
+        output.stride(0),
+        depth=depth,
+        splits=splits,
+        with_bias=bias is not None,
+        with_residual=residual is not None,
+        with_norm=with_norm,
+        silu_mul=silu_mul,
+        block=BLOCK,
+        num_warps=4,
+    )
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def _sum_kernel(  # type: ignore[no-untyped-def]
+    partial,
+    squares,
+    bias,
+    residual,
+    output,
+    eps,
+    num_rows,
+    width,
+    residual_stride,
+    output_stride,
+    depth: tl.constexpr,
+    splits: tl.constexpr,
+    with_bias: tl.constexpr,
+    with_residual: tl.constexpr,
+    with_norm: tl.constexpr,
+    silu_mul: tl.constexpr,
+    block: tl.constexpr,
+):
+    row = tl.program_id(0).to(tl.int64)
+    column = tl.program_id(1) * block + tl.arange(0, block)
+    there = column < width
+    stride = 2 * width if silu_mul else width
+    total = tl.zeros((block,), tl.float32)
+    up_total = tl.zeros((block,), tl.float32)
+    square = 0.0
+    for part in range(splits):
+        place = partial + (part * num_rows + row) * stride + column
+        total += tl.load(place, mask=there, other=0.0)
+        if silu_mul:
+            up_total += tl.load(place + width, mask=there, other=0.0)
+        if with_norm:
+            square += tl.load(squares + part * num_rows + row)
+    if with_norm:
+        root = tl.rsqrt(square / depth + eps)
+        total *= root
+        up_total *= root
+    if with_bias:
+        total += tl.load(bias + column, mask=there, other=0.0).to(tl.float32)
+        if silu_mul:
+            up_total += tl.load(bias + width + column, mask=there, other=0.0).to(tl.float32)
+    dtype = output.dtype.element_ty
+    result = total.to(dtype)
+    if silu_mul:
+        gate = result.to(tl.float32)
+        activated = (gate / (1.0 + tl.exp(-gate))).to(dtype).to(tl.float32)
+        result = (activated * up_total.to(dtype).to(tl.float32)).to(dtype)
+    if with_residual:
+        before = tl.load(residual + row * residual_stride + column, mask=there, other=0.0)
+        result = (result.to(tl.float32) + before.to(tl.float32)).to(dtype)
+    tl.store(output + row * output_stride + column, result, mask=there)
