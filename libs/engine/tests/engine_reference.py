@@ -9,16 +9,13 @@ from typing import Any
 
 import torch
 import transformers
+from engine_forward import VOCAB, forward_of
+from engine_forward import prompts as prompts  # tests take it from here
 
 from baton.engine import Engine, EngineConfig, Request, Role, SamplingParams, load_model
-from baton.engine.batch import build_batch
 from baton.engine.models.llama import LlamaModel
-from baton.engine.page_table import PageTable
-from baton.engine.pool import KVPool
-from baton.engine.scheduling.sequence import Sequence, Slice
 from baton.engine.types import EngineEvent, Extent, Failed, Failure, Finished, Token
 
-VOCAB = 131
 FAMILIES = {
     "llama": (transformers.LlamaConfig, transformers.LlamaForCausalLM),
     "mistral": (transformers.MistralConfig, transformers.MistralForCausalLM),
@@ -82,26 +79,11 @@ def make_reference(folder: Path, family: str, **config: Any) -> Reference:
 
 def forward(model: LlamaModel, tokens: list[int], extents: list[Extent], chunks: list[int], page_size: int = 4) -> torch.Tensor:
     """Logits of the last token of every chunk; the pool is poisoned with NaN, so that a slot read before it is written shows."""
-    layout = engine(model, num_pages=128, page_size=page_size, dtype=str(model.dtype).removeprefix("torch.")).layout
-    pool = KVPool(layout, model.dtype)
-    pool.planes.fill_(float("nan"))
-    table = PageTable()
-    for extent in extents:
-        table.append(extent)
-    sequence = Sequence(Request(1, tokens, SamplingParams()), tokens, pages=table)
-    rows = []
-    for start, count in zip([sum(chunks[:index]) for index in range(len(chunks))], chunks, strict=True):
-        rows.append(model.forward(build_batch([Slice(sequence, start, count, samples=True)], pool), pool))
-    return torch.cat(rows)
+    return forward_of(model, model.config, tokens, extents, chunks, page_size)[0]
 
 
 def rms(error: torch.Tensor) -> float:
     return float(error.square().mean().sqrt())
-
-
-def prompts(lengths: Iterable[int], seed: int = 0) -> list[list[int]]:
-    generator = torch.Generator().manual_seed(seed)
-    return [torch.randint(0, VOCAB, (length,), generator=generator).tolist() for length in lengths]
 
 
 def engine(model: LlamaModel, role: Role = Role.PLAIN, **settings: Any) -> Engine:
