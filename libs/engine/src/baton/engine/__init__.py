@@ -6,7 +6,15 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 from baton.engine.config import EngineConfig, max_model_len, plan_layout
-from baton.engine.errors import DuplicateRoomError, EngineError, InvalidSettingError, ModelConfigError, ModelFolderError, WeightsError
+from baton.engine.errors import (
+    DuplicateRoomError,
+    EngineError,
+    InsufficientMemoryError,
+    InvalidSettingError,
+    ModelConfigError,
+    ModelFolderError,
+    WeightsError,
+)
 from baton.engine.fingerprint import Fingerprint, fingerprint
 from baton.engine.layout import LAYOUT_NAME, KVLayout
 from baton.engine.model_config import ModelConfig, load_model_config
@@ -15,7 +23,8 @@ from baton.engine.types import EngineEvent, EngineStats, Failure, FinishReason, 
 if TYPE_CHECKING:
     from baton.engine.engine import Engine
     from baton.engine.loader import load_model
-    from baton.engine.pool import buffer_at
+    from baton.engine.pool import KVPool, buffer_at
+    from baton.engine.prepare import Prepared, prepare
 
 __all__ = [
     "LAYOUT_NAME",
@@ -28,11 +37,14 @@ __all__ = [
     "Failure",
     "Fingerprint",
     "FinishReason",
+    "InsufficientMemoryError",
     "InvalidSettingError",
     "KVLayout",
+    "KVPool",
     "ModelConfig",
     "ModelConfigError",
     "ModelFolderError",
+    "Prepared",
     "Request",
     "Role",
     "SamplingParams",
@@ -43,9 +55,17 @@ __all__ = [
     "load_model_config",
     "max_model_len",
     "plan_layout",
+    "prepare",
 ]
 
-_NEEDS_TORCH = {"Engine": "engine", "buffer_at": "pool", "load_model": "loader"}
+_NEEDS_TORCH = {
+    "Engine": "engine",
+    "KVPool": "pool",
+    "Prepared": "prepare",
+    "buffer_at": "pool",
+    "load_model": "loader",
+    "prepare": "prepare",
+}
 
 
 def __getattr__(name: str) -> Any:

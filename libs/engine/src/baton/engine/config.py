@@ -15,7 +15,7 @@ ITEMSIZES = {"float32": 4, "bfloat16": 2}
 class EngineConfig:
     """Checked when it is made; a wrong value raises `InvalidSettingError`, which names the field, the value and the limit.
 
-    num_pages or kv_bytes: size of the KV pool; exactly one of them.
+    num_pages or kv_bytes: size of the KV pool; one of them at most, and neither only until `prepare` has settled it.
     page_size: tokens of one page.
     max_num_batched_tokens: most tokens (prompt chunks and decode rows together) of one step.
     max_running: most sequences that decode in one step.
@@ -42,8 +42,8 @@ class EngineConfig:
     cuda_graphs: bool = True
 
     def __post_init__(self) -> None:
-        if (self.num_pages is None) == (self.kv_bytes is None):
-            raise InvalidSettingError("num_pages, kv_bytes", (self.num_pages, self.kv_bytes), "set exactly one of the two")
+        if self.num_pages is not None and self.kv_bytes is not None:
+            raise InvalidSettingError("num_pages, kv_bytes", (self.num_pages, self.kv_bytes), "set one of the two, not both")
         if self.dtype not in ITEMSIZES:
             raise InvalidSettingError("dtype", self.dtype, f"must be one of {', '.join(ITEMSIZES)}")
         positive = ("num_pages", "kv_bytes", "page_size", "max_num_batched_tokens", "max_running", "max_model_len", "num_threads")
@@ -73,6 +73,8 @@ def plan_layout(model: ModelConfig, config: EngineConfig) -> KVLayout:
         itemsize=ITEMSIZES[config.dtype],
     )
     if config.kv_bytes is None:
+        if config.num_pages is None:
+            raise InvalidSettingError("num_pages, kv_bytes", (None, None), "one of the two must be set")
         return shape
     num_pages = config.kv_bytes // shape.pool_bytes
     if num_pages < 1:

@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from pydantic import Field, model_validator
 
+from baton.engine import Fingerprint, Role, fingerprint
 from baton.engine.config import EngineConfig
 from baton.servicekit import SettingsGroup
+from baton.workerkit.loading import LoadLog
+
+if TYPE_CHECKING:
+    from baton.engine import Prepared
 
 
 class EngineSettings(SettingsGroup):
@@ -19,7 +24,14 @@ class EngineSettings(SettingsGroup):
     dtype: Literal["float32", "bfloat16"] = Field(default="float32", description="Numbers of weights, activations and KV pages.")
     page_size: int = Field(default=16, ge=1, le=1024, description="Tokens of one KV page; equal on all servers of a fleet.")
     num_pages: int | None = Field(default=None, ge=1, description="Pages of the KV pool; as many as --kv-bytes holds when not set.")
-    kv_bytes: int = Field(default=1 << 30, ge=1, description="Bytes of the KV pool when --num-pages is not set.")
+    kv_bytes: int | None = Field(
+        default=None, ge=1, description="Bytes of the KV pool when --num-pages is not set; when neither is: 1 GiB on a CPU, what is free on a GPU."
+    )
+    device: str = Field(default="cpu", description="Where the model runs: cpu or cuda:N.")
+    memory_fraction: float = Field(default=0.9, gt=0, le=1, description="Part of a GPU's memory that this server and others before it may fill.")
+    load_format: Literal["auto", "dummy"] = Field(default="auto", description="auto: the folder's weights; dummy: random ones, for measuring.")
+    deterministic: bool = Field(default=False, description="On a GPU, answers do not depend on what else is in the batch; slower.")
+    cuda_graphs: bool = Field(default=True, description="On a GPU, decode steps are captured once and replayed.")
     max_model_len: int | None = Field(default=None, ge=2, description="Longest prompt and answer together, in tokens; the model's own when not set.")
     max_rooms: int = Field(default=1024, ge=1, le=65536, description="Rooms that may be open at once; one more is refused.")
     max_running: int = Field(default=64, ge=1, description="Most sequences of one decode step.")
@@ -29,6 +41,28 @@ class EngineSettings(SettingsGroup):
 
     def served_name(self) -> str:
         return self.model_name or self.model_path.resolve().name
+
+    @property
+    def cuda_device(self) -> str:
+        """Number of the GPU, as the transfer library names it; empty on a CPU."""
+        return self.device.partition("cuda:")[2]
+
+    def prepare(self, role: Role) -> Prepared:
+        """Loads the model and settles the KV pool's size. Blocks for seconds; raises the engine's errors."""
+        from baton.engine import prepare  # torch takes seconds to import: --help and a bad setting need not wait for it
+
+        return prepare(
+            self.model_path,
+            self.engine_config(),
+            role,
+            device=self.device,
+            load_format=self.load_format,
+            memory_fraction=self.memory_fraction,
+            progress=LoadLog(),
+        )
+
+    def fingerprint(self, prepared: Prepared) -> Fingerprint:
+        return fingerprint(self.model_path, self.served_name(), prepared.model.config, prepared.config, self.load_format)
 
     def engine_config(self) -> EngineConfig:
         """For the engine. Raises the engine's InvalidSettingError."""
@@ -41,6 +75,8 @@ class EngineSettings(SettingsGroup):
             max_model_len=self.max_model_len,
             dtype=self.dtype,
             num_threads=self.threads,
+            deterministic=self.deterministic,
+            cuda_graphs=self.cuda_graphs,
         )
 
 

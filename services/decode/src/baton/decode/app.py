@@ -17,7 +17,7 @@ from baton.decode.importer import Importer
 from baton.decode.peer import Doors
 from baton.decode.peers import PeerSet
 from baton.decode.sampling import DigestSampler
-from baton.engine import EngineConfig, EngineError, Role, fingerprint, plan_layout
+from baton.engine import EngineError, InvalidSettingError, Role
 from baton.kvtransfer import Agent, AgentConfig, Region, TransferError, open_agent
 from baton.kvtransfer.identity import Identity
 from baton.servicekit import (
@@ -39,8 +39,7 @@ from baton.workerkit import Description, EngineHost, Limits, WorkerFront, as_map
 from baton.workerkit.serving import add_services, engine_lost, serve_until_stopped
 
 if TYPE_CHECKING:
-    from baton.engine import Engine
-    from baton.engine.models.llama import LlamaModel
+    from baton.engine import Engine, KVPool, Prepared
 
 log = get_logger(__name__)
 
@@ -52,8 +51,10 @@ FENCE_TIMEOUT_S = 5.0
 
 @dataclass(frozen=True, slots=True)
 class _Model:
-    model: LlamaModel
-    config: EngineConfig
+    """pool: on the GPU; None on a CPU, where pages lie in the transfer library's memory."""
+
+    prepared: Prepared
+    pool: KVPool | None
     fingerprint: common_pb2.KVFingerprint
 
 
@@ -113,12 +114,10 @@ async def _serve(life: Lifecycle, *, settings: DecodeSettings, instance_id: str,
 
 def _load(settings: DecodeSettings) -> _Model:
     """Blocks for seconds."""
-    from baton.engine import load_model  # torch takes seconds to import: --help and a bad setting need not wait for it
-
-    config = settings.engine.engine_config()
-    model = load_model(settings.engine.model_path, config.dtype)
-    mark = fingerprint(settings.engine.model_path, settings.engine.served_name(), model.config, config)
-    return _Model(model, config, fingerprint_to_wire(mark))
+    if settings.engine.cuda_device and settings.digest != "off":
+        raise InvalidSettingError("digest", settings.digest, "must be off with --device=cuda:N: pages in device memory are not digested yet")
+    prepared = settings.engine.prepare(Role(settings.role))
+    return _Model(prepared, prepared.device_pool(), fingerprint_to_wire(settings.engine.fingerprint(prepared)))
 
 
 async def _open_receiver(life: Lifecycle, loaded: _Model, settings: DecodeSettings, instance_id: str) -> _Receiver:
@@ -129,11 +128,15 @@ async def _open_receiver(life: Lifecycle, loaded: _Model, settings: DecodeSettin
         expected_transport=transfer.expected_transport,
         transfer_queues=transfer.transfer_queues,
         fingerprint=as_mapping(loaded.fingerprint),
+        device=settings.engine.cuda_device,
     )
-    layout = plan_layout(loaded.model.config, loaded.config)
+    layout = loaded.prepared.layout
     agent = await asyncio.to_thread(open_agent, agent_config)
     log.info("transfer library", description=agent.description)
-    region = await asyncio.to_thread(agent.allocate, layout.pool_bytes)
+    if loaded.pool is None:
+        region = await asyncio.to_thread(agent.allocate, layout.pool_bytes)
+    else:
+        region = await asyncio.to_thread(agent.register, loaded.pool.address, layout.pool_bytes)
     peers = PeerSet(linger_s=settings.peer_linger_s)
     importer = Importer(
         layout, region, peers, DigestSampler(settings.digest), link_wait_s=settings.link_wait_s, revoke_timeout_s=settings.revoke_timeout_s
@@ -159,9 +162,11 @@ async def _open_receiver(life: Lifecycle, loaded: _Model, settings: DecodeSettin
 def _make_engine(loaded: _Model, receiver: _Receiver | None) -> Engine:
     from baton.engine import Engine
 
+    prepared = loaded.prepared
     if receiver is None:
-        return Engine(Role.PLAIN, loaded.model, loaded.config)
-    return Engine(Role.DECODE, loaded.model, loaded.config, buffer=receiver.region.buffer, importer=receiver.importer)
+        return Engine(Role.PLAIN, prepared.model, prepared.config, pool=loaded.pool)
+    buffer = receiver.region.buffer if loaded.pool is None else None
+    return Engine(Role.DECODE, prepared.model, prepared.config, buffer=buffer, pool=loaded.pool, importer=receiver.importer)
 
 
 async def _serve_engine(
@@ -176,7 +181,7 @@ async def _serve_engine(
         clock = life.watch(asyncio.create_task(receiver.peers.run(receiver.importer.tick), name="clock of leases"))
     front = WorkerFront(
         host,
-        Limits(engine.role, loaded.model.config.vocab_size, engine.max_model_len, engine.layout.num_pages, engine.layout.page_size),
+        Limits(engine.role, loaded.prepared.model.config.vocab_size, engine.max_model_len, engine.layout.num_pages, engine.layout.page_size),
         Description(instance_id, loaded.fingerprint.model, version("baton-decode"), loaded.fingerprint),
         max_rooms=settings.engine.max_rooms,
         tracer=tracing.tracer("baton.decode"),

@@ -10,7 +10,7 @@ from functools import partial
 from importlib.metadata import version
 from typing import TYPE_CHECKING
 
-from baton.engine import EngineError, Role, fingerprint, plan_layout
+from baton.engine import EngineError, Role
 from baton.kvtransfer import Agent, AgentConfig, Region, TransferError, open_agent
 from baton.prefill.bootstrap import BootstrapServicer, Here
 from baton.prefill.config import PrefillSettings, load_settings
@@ -85,11 +85,10 @@ async def _serve(life: Lifecycle, *, settings: PrefillSettings, instance_id: str
 
 def _build(settings: PrefillSettings, instance_id: str) -> _Machine:
     """Loads the model and puts its KV pool into memory that peers can be written from. Blocks for seconds."""
-    from baton.engine import Engine, load_model  # torch takes seconds to import: --help and a bad setting need not wait for it
+    prepared = settings.engine.prepare(Role.PREFILL)
+    from baton.engine import Engine  # torch takes seconds to import: --help and a bad setting need not wait for it
 
-    config = settings.engine.engine_config()
-    model = load_model(settings.engine.model_path, config.dtype)
-    mark = fingerprint_to_wire(fingerprint(settings.engine.model_path, settings.engine.served_name(), model.config, config))
+    mark = fingerprint_to_wire(settings.engine.fingerprint(prepared))
     transfer = settings.transfer
     agent = open_agent(
         AgentConfig(
@@ -98,14 +97,16 @@ def _build(settings: PrefillSettings, instance_id: str) -> _Machine:
             expected_transport=transfer.expected_transport,
             transfer_queues=transfer.transfer_queues,
             fingerprint=as_mapping(mark),
+            device=settings.engine.cuda_device,
         )
     )
     log.info("transfer library", description=agent.description)
-    layout = plan_layout(model.config, config)
-    region = agent.allocate(layout.pool_bytes)
+    layout, pool = prepared.layout, prepared.device_pool()
+    region = agent.allocate(layout.pool_bytes) if pool is None else agent.register(pool.address, layout.pool_bytes)
     exporter = Exporter(layout, region, unmatched_timeout_s=settings.unmatched_timeout_s, max_unmatched=settings.max_unmatched)
-    engine = Engine(Role.PREFILL, model, config, buffer=region.buffer, exporter=exporter)
-    return _Machine(agent, region, exporter, engine, mark, model.config.vocab_size)
+    buffer = region.buffer if pool is None else None
+    engine = Engine(Role.PREFILL, prepared.model, prepared.config, buffer=buffer, pool=pool, exporter=exporter)
+    return _Machine(agent, region, exporter, engine, mark, prepared.model.config.vocab_size)
 
 
 async def _serve_machine(life: Lifecycle, machine: _Machine, settings: PrefillSettings, instance_id: str, tracing: Tracing) -> None:

@@ -82,7 +82,9 @@ class Exporter:
             if send is None or send.ending is not None:
                 return
             send.first_token = first_token
-            send.last_layer_ns = send.last_layer_ns or time.monotonic_ns()  # every page was resident: no layer was handed over
+            if send.events or not send.last_layer_ns:
+                # A device's layers were only launched when they were handed over; or every page was resident and none was.
+                send.last_layer_ns = time.monotonic_ns()
             if send.can_post:
                 self._ring(send)
 
