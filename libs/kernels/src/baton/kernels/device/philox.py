@@ -6,7 +6,7 @@ import triton
 import triton.language as tl
 
 
-@triton.jit  # type: ignore[untyped-decorator]
+@triton.jit
 def uniform(seed, position):  # type: ignore[no-untyped-def]
     """A float64 in [0, 1) with 53 random bits; seed, position int64."""
     mask = tl.full((), 0xFFFFFFFF, tl.uint64)

@@ -103,7 +103,7 @@ def _rope_kernel(  # type: ignore[no-untyped-def]
 
     slot = tl.load(slots + row * slot_stride)
     # A padding row's slot is negative; what it points at is never touched.
-    owned = inside & (slot >= 0)
+    owned = inside & (slot + head * 0 >= 0)[:, None]
     target = (slot // page_size) * page_stride + (slot % page_size) * token_stride
     key_head = head - num_heads
     tl.store(keys + target + key_head[:, None] * kv_head_stride + dim[None, :], rotated, mask=owned & is_key[:, None])
