@@ -1,27 +1,37 @@
 """The GPU's path over CPU tensors: the same files, with the kernels' plain twins under them and no graphs.
 
-Steps are launched before the last one's tokens are read, exactly as on a GPU. What a GPU adds is checked there by benchmarks/gpu.
+Steps are launched before the last one's tokens are read, exactly as on a GPU. With BATON_ENGINE_DEVICE=cuda:0 the same tests run there, with
+Triton and captured steps; those that join two engines through host memory are left out.
 """
 
 from __future__ import annotations
 
+import os
+
 import pytest
 import torch
-from engine_reference import CANCEL, FAMILIES, answers, assert_all_free, ends, engine, make_reference, prompts, request, run
+from engine_reference import CANCEL, FAMILIES, answers, assert_all_free, ends, engine, make_reference, prompts, request, rms, run
 from test_engine_split import Pair, legs
 
-from baton.engine import FinishReason, load_model_config
-from baton.engine.device.model import DeviceModel
+from baton.engine import EngineConfig, FinishReason, Request, SamplingParams, load_model_config, plan_layout
+from baton.engine.device.model import DeviceModel, Rows
+from baton.engine.device.products import Mode
+from baton.engine.device.prompts import ChunkAttention
 from baton.engine.device.runner import batch_sizes
-from baton.engine.types import Failed
+from baton.engine.page_table import PageTable
+from baton.engine.pool import KVPool
+from baton.engine.scheduling.sequence import Sequence, Slice
+from baton.engine.types import Extent, Failed
 from baton.engine.weights import WeightReader
 
+DEVICE = torch.device(os.environ.get("BATON_ENGINE_DEVICE", "cpu"))
+through_host_memory = pytest.mark.skipif(DEVICE.type != "cpu", reason="the link between the two engines is host memory")
 LENGTHS = [1, 2, 3, 4, 5, 15, 16, 17, 31, 32, 33, 64, 65, 100]
 
 
 def on_device(folder, dtype: torch.dtype = torch.float32) -> DeviceModel:
     with torch.inference_mode(), WeightReader(folder, dtype) as reader:
-        return DeviceModel(load_model_config(folder), reader, dtype, torch.device("cpu"))
+        return DeviceModel(load_model_config(folder), reader, dtype, DEVICE)
 
 
 @pytest.fixture(autouse=True)
@@ -49,14 +59,50 @@ def test_greedy_is_transformers(tiny, model, page_size, budget, deterministic):
     assert_all_free(plain)
 
 
+EXTRA = {
+    "qwen3_moe": {"num_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 32, "decoder_sparse_step": 2},
+    "mixtral": {"num_local_experts": 4},
+    "mistral": {"sliding_window": 20},
+}
+
+
+@torch.inference_mode()
+def logits(model: DeviceModel, tokens: list[int], mode: Mode) -> torch.Tensor:
+    """[tokens, vocabulary] float32 of one fresh prompt, on the CPU."""
+    layout = plan_layout(model.config, EngineConfig(num_pages=64, page_size=4, dtype=str(model.dtype).removeprefix("torch.")))
+    pool = KVPool(layout, model.dtype, device=DEVICE)
+    pool.planes.fill_(float("nan"))
+    pages = PageTable()
+    pages.append(Extent(3, pool.layout.pages_for(len(tokens))))
+    piece = Slice(Sequence(Request(1, tokens, SamplingParams()), tokens, pages=pages), 0, len(tokens), samples=True)
+    slots = [slot for first, count in pages.runs(0, len(tokens), pool.layout.page_size) for slot in range(first, first + count)]
+    rows = Rows(*(torch.tensor(each, device=DEVICE) for each in (tokens, range(len(tokens)), slots)), sampled=None)
+    found = model.forward(rows, pool, ChunkAttention([piece], [0, len(tokens)], mode is Mode.INVARIANT, DEVICE), mode)
+    assert found is not None
+    return found.float().cpu()
+
+
+@pytest.mark.parametrize("mode", [Mode.MANY, Mode.INVARIANT])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("family", FAMILIES)
+def test_logits_of_families(tmp_path, family, dtype, mode):
+    """float32: within 1e-5 of transformers' (root mean squares). bfloat16: as near to transformers' float32 as its own bfloat16 is, within a
+    quarter: what is left is rounding to 8 bits at other places."""
+    reference = make_reference(tmp_path, family, **EXTRA.get(family, {}))
+    tokens = prompts([45], seed=3)[0]
+    exact = reference.logits(tokens)
+    error = rms(logits(on_device(tmp_path, dtype), tokens, mode) - exact) / rms(exact)
+    if dtype is torch.float32:
+        assert error <= 1e-5
+    else:
+        reference.theirs.to(dtype)
+        theirs = rms(reference.logits(tokens) - exact) / rms(exact)
+        assert error <= 1.25 * theirs
+
+
 @pytest.mark.parametrize("family", FAMILIES)
 def test_families(tmp_path, family):
-    extra = {"num_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 32, "decoder_sparse_step": 2} if family == "qwen3_moe" else {}
-    if family == "mixtral":
-        extra = {"num_local_experts": 4}
-    if family == "mistral":
-        extra = {"sliding_window": 20}
-    reference = make_reference(tmp_path, family, **extra)
+    reference = make_reference(tmp_path, family, **EXTRA.get(family, {}))
     asked = dict(enumerate(prompts([1, 7, 30, 50], seed=2), start=1))
     plain = engine(on_device(tmp_path), max_num_batched_tokens=40)
     for room, prompt in asked.items():
@@ -65,6 +111,7 @@ def test_families(tmp_path, family):
     assert_all_free(plain)
 
 
+@through_host_memory
 def test_split_is_plain_and_samples_what_the_cpu_samples(tiny, model):
     asked = dict(enumerate(prompts([9, 30, 50, 3], seed=3), start=1))
     cpu, pair = engine(tiny.ours), Pair(model)
@@ -76,6 +123,7 @@ def test_split_is_plain_and_samples_what_the_cpu_samples(tiny, model):
     pair.assert_clean()
 
 
+@through_host_memory
 def test_a_stop_token_ends_the_answer_although_the_next_step_runs(tiny, model):
     prompt = prompts([20], seed=4)[0]
     whole = tiny.greedy(prompt, 30)
@@ -89,6 +137,7 @@ def test_a_stop_token_ends_the_answer_although_the_next_step_runs(tiny, model):
     pair.assert_clean()
 
 
+@through_host_memory
 def test_retraction_and_more_sequences_than_a_step_takes(tiny, model):
     asked = dict(enumerate(prompts([20, 21, 22, 23, 5, 6], seed=4), start=1))
     expected = {room: tiny.greedy(prompt, 40) for room, prompt in asked.items()}
@@ -99,6 +148,7 @@ def test_retraction_and_more_sequences_than_a_step_takes(tiny, model):
     pair.assert_clean()
 
 
+@through_host_memory
 @pytest.mark.parametrize("steps", range(1, 12))
 def test_an_abort_while_a_step_is_unread(tiny, model, steps):
     asked = dict(enumerate(prompts([20, 9], seed=6), start=1))
