@@ -20,18 +20,26 @@ def ucx_headers() -> str:
 
 
 sanitizer = [f"-fsanitize={SANITIZE}", "-fno-omit-frame-pointer"] if SANITIZE else []
+compile_args = ["-std=c++17", "-O3", "-g1", "-Wall", "-Wextra", "-Wno-unused-parameter", "-fvisibility=hidden", *sanitizer]
 setup(
     ext_modules=cythonize(
         [
             Extension(
                 "baton.kvtransfer._native",
                 sources=[f"{PACKAGE}/_native.pyx", *sorted(str(path) for path in Path(PACKAGE, "native").glob("*.cpp"))],
-                depends=sorted(str(path) for path in Path(PACKAGE, "native").glob("*.hpp")),
+                depends=sorted(str(path) for path in Path(PACKAGE, "native").rglob("*.[hp][px][pi]")),
                 include_dirs=[f"{PACKAGE}/native", ucx_headers()],
-                extra_compile_args=["-std=c++17", "-O3", "-g1", "-Wall", "-Wextra", "-Wno-unused-parameter", "-fvisibility=hidden", *sanitizer],
+                extra_compile_args=compile_args,
                 extra_link_args=["-ldl", "-pthread", *sanitizer],
                 language="c++",
-            )
+            ),
+            Extension(
+                "baton.kvtransfer.bench._lock",
+                sources=[f"{PACKAGE}/bench/_lock.pyx"],
+                extra_compile_args=compile_args,
+                extra_link_args=sanitizer,
+                language="c++",
+            ),
         ],
         build_dir="build/cython",
     )

@@ -1,5 +1,6 @@
 // Stands in for libcuda.so.1 where there is no GPU: "device memory" is this process's, a launch of the scatter kernel is a loop that runs when its
-// event is asked for the second time (so that launches are in flight for a while), an event of the caller is an int that is 1 when it has fired.
+// event is asked for the second time (so that launches are in flight for a while), an event of the caller is an int that is 1 when it has fired and 2
+// when asking for it is an error. What a test may set: stand_in_hold (launches stay in flight), stand_in_fail_record, stand_in_fail_launch (one fails).
 #include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
@@ -10,7 +11,14 @@ struct launch { int64_t *tiles; uint32_t count; char *source, *destination; };
 struct event { int32_t fired; int32_t asked; struct launch pending; };
 static struct launch last;
 static int has_last;
-int stand_in_launches;
+int stand_in_launches, stand_in_hold, stand_in_fail_record, stand_in_fail_launch;
+
+static void copy(const struct launch *launch) {
+    for (uint32_t i = 0; i < launch->count; ++i) {
+        int64_t *tile = launch->tiles + 3 * i;
+        memcpy(launch->destination + tile[1], launch->source + tile[0], tile[2]);
+    }
+}
 
 R cuInit(unsigned f) { return 0; }
 R cuDeviceGet(int *d, int n) { *d = n; return n == 0 ? 0 : 101; }
@@ -29,6 +37,13 @@ R cuIpcGetMemHandle(struct ipc *h, uint64_t p) { memcpy(h->bytes, &p, sizeof(p))
 R cuIpcOpenMemHandle_v2(uint64_t *p, struct ipc h, unsigned f) { memcpy(p, h.bytes, sizeof(*p)); return 0; }
 R cuIpcCloseMemHandle(uint64_t p) { return 0; }
 R cuStreamCreate(void **s, unsigned f) { *s = &last; return 0; }
+R cuStreamSynchronize(void *s) {
+    if (has_last) { // one that no event stands for
+        copy(&last);
+        has_last = 0;
+    }
+    return 0;
+}
 R cuStreamDestroy_v2(void *s) { return 0; }
 R cuEventCreate(void **e, unsigned f) { *e = calloc(1, sizeof(struct event)); return 0; }
 R cuEventDestroy_v2(void *e) { free(e); return 0; }
@@ -37,6 +52,10 @@ R cuModuleUnload(void *m) { return 0; }
 R cuModuleGetFunction(void **f, void *m, const char *n) { *f = &last; return strcmp(n, "scatter") ? 500 : 0; }
 
 R cuLaunchKernel(void *f, unsigned gx, unsigned gy, unsigned gz, unsigned bx, unsigned by, unsigned bz, unsigned sh, void *s, void **p, void **x) {
+    if (stand_in_fail_launch) {
+        stand_in_fail_launch = 0;
+        return 719; // CUDA_ERROR_LAUNCH_FAILED
+    }
     last.tiles = (int64_t *)*(uint64_t *)p[0];
     last.count = *(uint32_t *)p[1];
     last.source = (char *)*(uint64_t *)p[2];
@@ -48,9 +67,14 @@ R cuLaunchKernel(void *f, unsigned gx, unsigned gy, unsigned gz, unsigned bx, un
 
 R cuEventRecord(void *e, void *s) {
     struct event *event = e;
+    if (stand_in_fail_record || !has_last) {
+        stand_in_fail_record = 0;
+        return 400;
+    }
     event->fired = event->asked = 0;
     event->pending = last;
-    return has_last ? 0 : 400;
+    has_last = 0;
+    return 0;
 }
 
 R cuEventQuery(void *e) {
@@ -59,16 +83,14 @@ R cuEventQuery(void *e) {
         return 400; // CUDA_ERROR_INVALID_HANDLE
     }
     if (!event->pending.tiles) {
-        return __atomic_load_n(&event->fired, __ATOMIC_ACQUIRE) ? 0 : 600;
+        int32_t fired = __atomic_load_n(&event->fired, __ATOMIC_ACQUIRE);
+        return fired == 0 ? 600 : fired == 1 ? 0 : 719;
     }
-    if (event->asked++ < 1) {
+    if (__atomic_load_n(&stand_in_hold, __ATOMIC_ACQUIRE) || event->asked++ < 1) {
         return 600;
     }
     if (!event->fired) {
-        for (uint32_t i = 0; i < event->pending.count; ++i) {
-            int64_t *tile = event->pending.tiles + 3 * i;
-            memcpy(event->pending.destination + tile[1], event->pending.source + tile[0], tile[2]);
-        }
+        copy(&event->pending);
         event->fired = 1;
     }
     return 0;

@@ -33,6 +33,27 @@ inbox = receiver.open_inbox("sender", receiver.register(pool.ctypes.data, pool.n
 peer = sender.connect(inbox.invitation, from_region)
 order = np.random.default_rng(2).permutation(NUM_PAGES)
 rows = np.stack([np.arange(NUM_PAGES) * PAGE, order * PAGE, np.full(NUM_PAGES, PAGE)], axis=1)
+
+driver = ctypes.CDLL("libcuda.so.1")
+HOLD, FAIL_RECORD, FAIL_LAUNCH = (ctypes.c_int.in_dll(driver, f"stand_in_{name}") for name in ("hold", "fail_record", "fail_launch"))
+
+class Event(ctypes.Structure):
+    _fields_ = [("fired", ctypes.c_int32), ("asked", ctypes.c_int32), ("pending", ctypes.c_uint64 * 4)]
+
+def wait_for(condition, timeout_s=20):
+    deadline = time.monotonic() + timeout_s
+    while not condition():
+        assert time.monotonic() < deadline, "waited too long"
+        time.sleep(0.005)
+
+def start(room, page, event=None):  # a room of one page, finished
+    handle = peer.begin(room)
+    handle.post(rows[page : page + 1], ready=ctypes.addressof(event) if event else None)
+    handle.finish(inbox.arm(room, 1), Doorbell(room, 1))
+    return handle
+
+def landed(page):
+    return (pool.reshape(NUM_PAGES, PAGE)[order[page]] == source.reshape(NUM_PAGES, PAGE)[page]).all()
 """
 
 
@@ -103,9 +124,6 @@ def test_nothing_is_read_before_the_event_has_fired(driver: str) -> None:
     run(
         driver,
         """
-        class Event(ctypes.Structure):
-            _fields_ = [("fired", ctypes.c_int32), ("asked", ctypes.c_int32), ("pending", ctypes.c_uint64 * 4)]
-
         event = Event()
         slot = inbox.arm(1, 1)
         handle = peer.begin(1)
@@ -134,9 +152,6 @@ def test_layers_posted_while_an_earlier_one_is_awaited(driver: str) -> None:
     run(
         driver,
         """
-        class Event(ctypes.Structure):
-            _fields_ = [("fired", ctypes.c_int32), ("asked", ctypes.c_int32), ("pending", ctypes.c_uint64 * 4)]
-
         events = [Event() for _ in range(12)]
         slot = inbox.arm(1, 1)
         handle = peer.begin(1)
@@ -151,6 +166,116 @@ def test_layers_posted_while_an_earlier_one_is_awaited(driver: str) -> None:
         assert ended.wait(20) and handle.state is WriteState.DONE, handle.error
         assert handle.num_bytes == len(events) * PAGE
         assert (pool.reshape(NUM_PAGES, PAGE)[order[: len(events)]] == source.reshape(NUM_PAGES, PAGE)[: len(events)]).all()
+        """,
+    )
+
+
+def test_a_probe_waits_for_room_among_the_launches(driver: str) -> None:
+    """As many launches as there are slots are in flight when the probe comes: it must not take one of theirs."""
+    run(
+        driver,
+        """
+        HOLD.value = 1
+        handles = [start(room, room) for room in range(1, 20)]
+        time.sleep(0.1)
+        assert not any(landed(room) for room in range(1, 20))
+        points = []
+        prober = threading.Thread(target=lambda: points.extend(peer.probe()))
+        prober.start()
+        time.sleep(0.1)
+        HOLD.value = 0
+        wait_for(lambda: all(handle.state is WriteState.DONE for handle in handles))
+        prober.join(20)
+        assert len(points) == 4
+        assert all(landed(room) for room in range(1, 20))
+        untouched = np.setdiff1d(np.arange(NUM_PAGES), order[1:20])
+        assert (pool.reshape(NUM_PAGES, PAGE)[untouched] == 0xA5).all()
+        """,
+    )
+
+
+@pytest.mark.parametrize(("fault", "function"), [("FAIL_RECORD", "cuEventRecord"), ("FAIL_LAUNCH", "cuLaunchKernel")])
+def test_a_write_fails_only_when_no_kernel_reads_its_source_any_more(driver: str, fault: str, function: str) -> None:
+    run(
+        driver,
+        f"""
+        HOLD.value = 1
+        before = start(1, 1)  # in flight when the next one goes wrong
+        time.sleep(0.05)
+        {fault}.value = 1
+        handle = start(2, 2)
+        wait_for(lambda: peer.is_lost)
+        time.sleep(0.05)
+        assert before.state is WriteState.OPEN and handle.state is WriteState.OPEN  # a kernel may still run
+        HOLD.value = 0
+        wait_for(lambda: before.state is not WriteState.OPEN and handle.state is not WriteState.OPEN)
+        assert handle.state is WriteState.FAILED and "{function}" in str(handle.error), handle.error
+        assert before.state is WriteState.FAILED and landed(1)
+        assert landed(2) == ("{fault}" == "FAIL_RECORD")  # launched, though no event stands for it: it was waited for
+        assert inbox.poll() == []
+        peer.close()
+        peer = sender.connect(inbox.invitation, from_region)
+        again = start(3, 3)
+        wait_for(lambda: again.state is WriteState.DONE)
+        """,
+    )
+
+
+def test_an_event_that_cannot_be_asked_fails_its_own_write_only(driver: str) -> None:
+    run(
+        driver,
+        """
+        events = [Event() for _ in range(5)]
+        handles = [start(1 + number, number, event) for number, event in enumerate(events)]
+        time.sleep(0.05)
+        events[1].fired = 2
+        wait_for(lambda: handles[1].state is WriteState.FAILED)
+        assert "cuEventQuery" in str(handles[1].error)
+        assert not peer.is_lost
+        for event in events[2:] + events[:1]:
+            event.fired = 1
+        wait_for(lambda: all(handle.state is WriteState.DONE for handle in handles[2:] + handles[:1]))
+        assert not landed(1) and landed(0) and landed(4)
+        """,
+    )
+
+
+def test_closing_while_an_event_is_awaited_quiesces(driver: str) -> None:
+    run(
+        driver,
+        """
+        never = Event()
+        handle = start(1, 1, never)
+        time.sleep(0.05)
+        begun = time.monotonic()
+        peer.close()
+        assert time.monotonic() - begun < 1
+        assert handle.state is WriteState.QUIESCED and handle.num_bytes == 0
+        asked = never.asked
+        assert inbox.fence(None) is True
+        """,
+    )
+
+
+def test_a_lost_link_stops_asking_for_events_and_its_queue_sleeps(driver: str) -> None:
+    run(
+        driver,
+        """
+        never = Event()
+        waiting = [start(room, room, never) for room in range(1, 4)]
+        more = peer.begin(4)
+        more.post(rows[4:5], ready=ctypes.addressof(never))  # gated, with more posted behind it
+        more.post(rows[5:6])
+        time.sleep(0.05)
+        FAIL_LAUNCH.value = 1
+        start(5, 6)
+        wait_for(lambda: all(handle.state is WriteState.FAILED for handle in [*waiting, more]))
+        busy = time.process_time()
+        time.sleep(0.5)
+        assert time.process_time() - busy < 0.02
+        never.fired = 1
+        time.sleep(0.05)
+        assert not any(landed(page) for page in range(1, 7)) and inbox.poll() == []
         """,
     )
 

@@ -81,11 +81,23 @@ def merge(spans: SpanArray) -> SpanArray:
     return merged
 
 
-def check(spans: SpanArray, source_bytes: int, destination_bytes: int) -> SpanArray:
-    """Returns int64 [n, 3], C-contiguous; raises InvalidArgument that names the first row outside either region."""
-    rows = np.ascontiguousarray(spans, dtype=np.int64)
+def as_rows(spans: SpanArray) -> SpanArray:
+    """Returns int64 [n, 3], C-contiguous; raises InvalidArgument for another shape, and for numbers that int64 does not hold exactly."""
+    try:
+        given = np.asarray(spans)
+        rows = np.ascontiguousarray(given, dtype=np.int64)
+    except (OverflowError, TypeError, ValueError) as error:
+        raise InvalidArgument(f"spans are no array of int64: {error}") from error
     if rows.ndim != 2 or rows.shape[1] != 3:
         raise InvalidArgument(f"spans have shape {rows.shape}, must be [n, 3]: source offset, destination offset, bytes")
+    if given.size and (given.dtype.kind not in "iu" or (given.dtype == np.uint64 and (rows < 0).any())):
+        raise InvalidArgument(f"spans have dtype {given.dtype}, must be int64 (or integers that fit it)")
+    return rows
+
+
+def check(spans: SpanArray, source_bytes: int, destination_bytes: int) -> SpanArray:
+    """As as_rows; raises InvalidArgument that names the first row outside either region too."""
+    rows = as_rows(spans)
     source, destination, length = rows[:, 0], rows[:, 1], rows[:, 2]
     bad = (length <= 0) | (source < 0) | (destination < 0) | (length > source_bytes - source) | (length > destination_bytes - destination)
     if bad.any():

@@ -5,7 +5,10 @@ from __future__ import annotations
 import importlib
 import multiprocessing
 import os
+import subprocess
+import sys
 import time
+from importlib.metadata import version
 from importlib.util import find_spec
 from multiprocessing.connection import Connection
 from types import TracebackType
@@ -15,11 +18,29 @@ import numpy as np
 
 from baton.kvtransfer.bench.cases import SIZES, WARM_PUTS, Case
 
-_NAMES = ("nixl", "nixl_cu13", "nixl_cu12")
+_NAMES = ("nixl_cu13", "nixl_cu12", "nixl")
+_IMPORT_TIMEOUT_S = 120
 
 
 def module_name() -> str | None:
     return next((name for name in _NAMES if (spec := find_spec(name)) and spec.origin), None)
+
+
+def why_not() -> str:
+    """One line for people: why NIXL is left out. Empty: it imports (tried in a process of its own)."""
+    name = module_name()
+    if name is None:
+        return "neither nixl-cu13 nor nixl-cu12 is installed (pip install nixl-cu13)"
+    command = [sys.executable, "-c", f"import {name}._api"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=_IMPORT_TIMEOUT_S, check=False)
+    if done.returncode == 0:
+        return ""
+    return f"{name} does not import: {(done.stderr.strip().splitlines() or [f'exit status {done.returncode}'])[-1]}"
+
+
+def description() -> str:
+    name = module_name()
+    return f"{name} {version(name.replace('_', '-'))}" if name else ""
 
 
 def _open(name: str, transport: str, num_threads: int) -> tuple[Any, np.ndarray]:

@@ -5,7 +5,28 @@
 
 #include "failure.hpp"
 
+#include <memory>
+#include <unistd.h>
+
 namespace baton {
+
+// How a Python object holds its native one. A fork inherits the objects but not the threads behind them, and UCX's descriptors are shared with the parent:
+// what was made there is let go of without being taken apart.
+template <typename T> class Held : public std::shared_ptr<T> {
+public:
+    Held() = default;
+    Held(std::shared_ptr<T> ptr) : std::shared_ptr<T>(std::move(ptr)) {}
+    Held(const Held &) = default;
+    Held &operator=(const Held &) = default;
+    ~Held() {
+        if (*this && process_ != getpid()) {
+            new std::shared_ptr<T>(std::move(*this));
+        }
+    }
+
+private:
+    pid_t process_ = getpid();
+};
 
 inline PyObject *&error_type() {
     static PyObject *type = nullptr; // baton.kvtransfer.errors.UCXError, held for the life of the process

@@ -51,6 +51,7 @@ CudaDriver open_driver() {
     BATON_RESOLVE(cuIpcOpenMemHandle_v2);
     BATON_RESOLVE(cuIpcCloseMemHandle);
     BATON_RESOLVE(cuStreamCreate);
+    BATON_RESOLVE(cuStreamSynchronize);
     BATON_RESOLVE(cuStreamDestroy_v2);
     BATON_RESOLVE(cuEventCreate);
     BATON_RESOLVE(cuEventRecord);

@@ -30,6 +30,7 @@ struct CudaDriver {
     CudaResult (*cuIpcOpenMemHandle_v2)(uint64_t *, CudaIpcHandle, unsigned);
     CudaResult (*cuIpcCloseMemHandle)(uint64_t);
     CudaResult (*cuStreamCreate)(void **, unsigned);
+    CudaResult (*cuStreamSynchronize)(void *);
     CudaResult (*cuStreamDestroy_v2)(void *);
     CudaResult (*cuEventCreate)(void **, unsigned);
     CudaResult (*cuEventRecord)(void *, void *stream);

@@ -2,11 +2,10 @@
 
 #include "clock.hpp"
 #include "failure.hpp"
+#include "shared_mapping.hpp"
 
-#include <cinttypes>
 #include <cstdio>
 #include <cstdlib>
-#include <fstream>
 #include <sstream>
 #include <utility>
 
@@ -81,16 +80,20 @@ void Endpoint::close() {
     ucp().ucp_request_free(request);
 }
 
-std::string RemoteMemory::mapping() const {
-    std::ifstream maps("/proc/self/maps");
-    const auto address = reinterpret_cast<uint64_t>(mapped_);
-    for (std::string line; std::getline(maps, line);) {
-        uint64_t first = 0, last = 0;
-        if (std::sscanf(line.c_str(), "%" SCNx64 "-%" SCNx64, &first, &last) == 2 && first <= address && address < last) {
-            return line.find("/SYSV") != std::string::npos ? "sysv" : "posix";
-        }
+std::string RemoteMemory::mapping() const { return find_shared(reinterpret_cast<uint64_t>(mapped_)).kind; }
+
+void RemoteMemory::require_mapped_whole() const {
+    if (!mapped_) {
+        return;
     }
-    return "";
+    const auto address = reinterpret_cast<uint64_t>(mapped_);
+    const SharedMapping mapping = find_shared(address);
+    const uint64_t shared_bytes = mapping.kind.empty() ? 0 : mapping.end - address;
+    if (num_bytes_ > shared_bytes) {
+        throw Failure("connect", UCS_ERR_OUT_OF_RANGE,
+                      "the invitation names " + std::to_string(num_bytes_) + " bytes where " + std::to_string(shared_bytes) +
+                          " are shared: it is not of this receiver");
+    }
 }
 
 std::string Endpoint::transports() const {

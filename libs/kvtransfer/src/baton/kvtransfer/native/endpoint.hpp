@@ -30,6 +30,9 @@ public:
     char *mapped() const { return mapped_; }
     // What it is mapped through: "sysv" or "posix".
     std::string mapping() const;
+    // Where it is mapped, throws Failure unless all of it lies in shared memory: an invitation that says more than there is must not make this process
+    // write beyond.
+    void require_mapped_whole() const;
 
 private:
     uint64_t address_ = 0;

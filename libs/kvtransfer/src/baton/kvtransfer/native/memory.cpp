@@ -2,6 +2,7 @@
 
 #include "cuda.hpp"
 #include "failure.hpp"
+#include "shared_mapping.hpp"
 
 #include <sys/mman.h>
 
@@ -9,7 +10,13 @@ namespace baton {
 
 MemoryPtr Memory::allocate(ContextPtr context, size_t num_bytes, bool shared) {
     if (shared) {
-        return MemoryPtr(new Memory(std::move(context), nullptr, num_bytes, UCP_MEM_MAP_ALLOCATE, Owner::SOMEBODY));
+        MemoryPtr memory(new Memory(std::move(context), nullptr, num_bytes, UCP_MEM_MAP_ALLOCATE, Owner::SOMEBODY));
+        if (find_shared(memory->address()).kind.empty()) { // UCX takes private memory then, without a word in its status
+            throw Failure("ucp_mem_map", UCS_ERR_NO_MEMORY,
+                          "no shared memory of " + std::to_string(num_bytes) +
+                              " bytes is left: raise the kernel's limits (ipcs -l: kernel.shmmax, shmall, shmmni), or use transport 'tcp'");
+        }
+        return memory;
     }
     // Not left to UCX, which may take it from the heap: this must be zeroed, and touched by nobody before its first use.
     void *address = mmap(nullptr, num_bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);

@@ -2,7 +2,6 @@
 #pragma once
 
 #include "memory.hpp"
-#include "message.hpp"
 
 #include <condition_variable>
 #include <mutex>
@@ -10,49 +9,55 @@
 
 namespace baton {
 
-class Link;
+class Path;
 
 class Probe {
 public:
     Probe(MemoryPtr local, int64_t num_bytes, bool is_write);
 
-    // The queue's thread: posts what fits; true when it did something.
-    bool step(Link &link);
-    void fail(int status, const std::string &text);
-    bool is_done() const { return done_; }
-    void put_done(ucs_status_t status);
-    // Answers to its messages.
-    void acknowledged(uint64_t ticket);
-    void arrived(const MessageHeader &header, const char *payload, size_t num_bytes);
-
-    // The caller: GB/s. Throws Failure.
+    // --- any thread ---
+    // GB/s. Waits; throws Failure.
     double wait(int64_t timeout_ns);
+    void fail(int status, const std::string &text);
+
+    // --- the queue's thread ---
+    // Posts what fits; true when it did something.
+    bool step(Path &path);
+    // It has its result, and nothing refers to it any more.
+    bool is_over() const { return done_ && outstanding_ <= 0; }
+
+    // --- for the path ---
+    const Memory &memory() const { return *local_; }
+    char *local() const { return reinterpret_cast<char *>(local_->address()); }
+    int64_t num_bytes() const { return num_bytes_; }
+    bool is_write() const { return is_write_; }
+    int outstanding() const { return outstanding_; }
+    // Something that refers to this probe is under way.
+    void begin_operation() { ++outstanding_; }
+    void operation_ended(int status);
+    // The flush was such an operation.
+    void flush_ended(int status);
+    // The flush was none.
+    void finish();
+    // A piece of what was pulled.
+    void arrived(int64_t offset, const char *payload, size_t num_bytes);
 
 private:
-    static void on_put(void *request, ucs_status_t status, void *probe);
-    static void on_flushed(void *request, ucs_status_t status, void *probe);
-    void post(Link &link);
-    void post_launch(Link &link);
-    void post_messages(Link &link);
-    void post_put(Link &link);
-    void flush(Link &link);
-    void finish();
-
-    MemoryPtr local_;
-    int64_t num_bytes_;
-    bool is_write_;
-    int count_;
+    const MemoryPtr local_;
+    const int64_t num_bytes_;
+    const bool is_write_;
+    const int count_;
     int posted_ = 0;
     int outstanding_ = 0;
     int64_t pulled_bytes_ = 0; // of the pull under way
-    bool warm_ = false; // the first put is not counted: it may set things up
+    bool warm_ = false;        // the first put is not counted: it may set things up
     bool flushing_ = false;
     int64_t start_ns_ = 0;
     int64_t end_ns_ = 0;
 
     std::mutex mutex_;
     std::condition_variable changed_;
-    bool done_ = false;
+    bool done_ = false; // written under the lock, by the queue's thread once the probe is its own
     int status_ = 0;
     std::string text_;
 };

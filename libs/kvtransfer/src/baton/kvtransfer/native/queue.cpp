@@ -69,8 +69,8 @@ bool Queue::run_soon(std::function<void()> command) {
 void Queue::submit(WritePtr write) {
     {
         std::lock_guard<std::mutex> lock(mutex_);
-        if (stopping_) {
-            return;
+        if (ended_) {
+            return; // final: its link was closed before
         }
         submitted_.push_back(std::move(write));
         has_commands_.store(true, std::memory_order_seq_cst);
@@ -141,6 +141,10 @@ void Queue::run() {
         }
     }
     worker_.reset();
+    std::vector<WritePtr> late; // final; they hold their links, and those this queue
+    std::lock_guard<std::mutex> lock(mutex_);
+    ended_ = true;
+    late.swap(submitted_);
 }
 
 // True when the queue is to end: every link is then closing.

@@ -58,6 +58,7 @@ private:
     std::vector<std::function<void()>> commands_;
     std::vector<WritePtr> submitted_;
     bool stopping_ = false;
+    bool ended_ = false; // the thread looks at nothing any more
     std::atomic<bool> has_commands_{false};
     std::atomic<bool> sleeping_{false};
     std::thread thread_;

@@ -41,12 +41,15 @@ Scatter::~Scatter() { release(); }
 
 void Scatter::release() {
     const CudaDriver &driver = cuda_driver();
+    if (stream_) {
+        driver.cuStreamSynchronize(stream_); // also for a launch whose event could not be recorded: it reads the source
+    }
     for (Slot &slot : slots_) {
         if (slot.event) {
             driver.cuEventDestroy_v2(slot.event);
         }
         if (slot.device) {
-            driver.cuMemFree_v2(slot.device); // waits for the device
+            driver.cuMemFree_v2(slot.device);
         }
         if (slot.host) {
             driver.cuMemFreeHost(slot.host);

@@ -16,6 +16,7 @@ public:
     static constexpr int64_t TILE_BYTES = 128 << 10;  // what one thread block copies at a time: longer spans are cut
 
     Scatter();
+    // Waits for what was launched.
     ~Scatter();
     Scatter(const Scatter &) = delete;
     Scatter &operator=(const Scatter &) = delete;
@@ -26,7 +27,6 @@ public:
     void launch(const std::vector<Span> &tiles, uint64_t source, uint64_t destination);
     // How many launches have ended since the last call.
     size_t ended();
-    bool is_idle() const { return in_flight_ == 0; }
 
 private:
     struct Slot {

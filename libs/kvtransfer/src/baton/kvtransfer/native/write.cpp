@@ -52,7 +52,6 @@ long Write::finish(uint32_t slot, Record record) {
         if (state() != WriteState::FAILED && (cancel_requested_ || state() != WriteState::OPEN)) {
             return REFUSED;
         }
-        seal(record);
         slot_ = slot;
         record_ = record;
         finish_requested_ = true;
@@ -71,6 +70,53 @@ void Write::touch() {
     if (!touched_.exchange(true, std::memory_order_acq_rel)) {
         link_->queue().submit(shared_from_this());
     }
+}
+
+Span Write::take_piece(int64_t max_bytes) {
+    Batch &batch = batches_.front();
+    const Span &span = batch.spans[batch.next];
+    Span piece{span.source + batch.done_of_next, span.destination + batch.done_of_next, span.length - batch.done_of_next};
+    if (piece.length > max_bytes) {
+        piece.length = max_bytes;
+        batch.done_of_next += max_bytes;
+        return piece;
+    }
+    batch.done_of_next = 0;
+    if (++batch.next == batch.spans.size()) {
+        batches_.pop_front();
+    }
+    return piece;
+}
+
+void Write::count_put(int64_t num_bytes) {
+    if (num_puts_.fetch_add(1, std::memory_order_relaxed) == 0) {
+        first_post_ns_.store(now_ns(), std::memory_order_relaxed);
+    }
+    num_bytes_.fetch_add(num_bytes, std::memory_order_relaxed);
+}
+
+void Write::take_incoming() {
+    std::lock_guard<std::mutex> lock(mutex_);
+    while (!incoming_.empty()) {
+        batches_.push_back(std::move(incoming_.front()));
+        incoming_.pop_front();
+    }
+    finishing_ = finish_requested_;
+}
+
+bool Write::end(WriteState state, int status, const std::string &text) {
+    if (phase_ == Phase::FINAL) {
+        return false;
+    }
+    phase_ = Phase::FINAL;
+    batches_.clear();
+    std::lock_guard<std::mutex> lock(mutex_);
+    incoming_.clear();
+    error_status_ = status;
+    error_text_ = text;
+    done_ns_.store(now_ns(), std::memory_order_relaxed);
+    state_.store(int(state), std::memory_order_release);
+    return true;
 }
 
 void Write::begin_operation() {

@@ -37,11 +37,14 @@ public:
 
     Write(std::shared_ptr<Link> link, uint64_t id, uint64_t room, int64_t source_bytes, int64_t destination_bytes);
 
+    // --- any thread ---
     // rows: n times source offset, destination offset, bytes. Returns ACCEPTED, REFUSED, or the index of the first row outside a region.
     long post(const int64_t *rows, size_t n, uint64_t ready_event);
-    // ACCEPTED or REFUSED. The record is sealed here.
+    // ACCEPTED or REFUSED.
     long finish(uint32_t slot, Record record);
     void cancel();
+    // The queue is to look at this write.
+    void touch();
 
     Link &link() const { return *link_; }
     uint64_t id() const { return id_; }
@@ -57,13 +60,28 @@ public:
     int error_status() const { return error_status_; }
     const std::string &error_text() const { return error_text_; }
 
-private:
-    friend class Link;
+    // --- the queue's thread ---
     enum class Phase { POSTING, FLUSHING, FLUSHED, RINGING, RUNG, FINAL };
-
-    void touch();
+    Phase phase() const { return phase_; }
+    // Whether a piece may be posted now, and the next one, at most `max_bytes` long.
+    bool has_piece() const { return !batches_.empty() && batches_.front().ready_event == 0; }
+    bool awaits_event() const { return !batches_.empty() && batches_.front().ready_event != 0; }
+    bool is_cancelled() const { return cancel_requested_; }
+    Span take_piece(int64_t max_bytes);
+    // A put of so many bytes is handed to the transport.
+    void count_put(int64_t num_bytes);
+    // Something that refers to this write is under way: a put, a launch, a flush.
     void begin_operation();
     void end_operation();
+    int outstanding() const { return outstanding_; }
+    uint32_t slot() const { return slot_; }
+    const Record &record() const { return record_; }
+
+private:
+    friend class Link; // it decides about phases and ends
+    void take_incoming();
+    // False: it was final before.
+    bool end(WriteState state, int status, const std::string &text);
 
     const std::shared_ptr<Link> link_;
     const uint64_t id_;
@@ -92,9 +110,9 @@ private:
     Phase phase_ = Phase::POSTING;
     std::deque<Batch> batches_;
     bool finishing_ = false;
-    bool runnable_ = false;
-    bool gated_ = false; // in the link's list of those that wait for an event, once however often more is posted meanwhile
-    int outstanding_ = 0;     // UCX requests that refer to this write
+    bool runnable_ = false; // in the link's list of those that may have a turn
+    bool gated_ = false;    // in the link's list of those that wait for an event, once however often more is posted meanwhile
+    int outstanding_ = 0;
     int64_t busy_since_ns_ = 0;
     std::string local_error_; // why it must not be finished although the link is well
 };

@@ -27,6 +27,14 @@ def sending(config: AgentConfig, path: str) -> Mapping[str, str]:
     return _complete(config, _SENDING[path])
 
 
+def shares_memory(config: AgentConfig) -> bool:
+    """Whether memory is allocated so that other processes of the host can map it."""
+    chosen = config.ucx_options.get("TLS")
+    if config.transport != "auto" or chosen is None:
+        return config.transport != "tcp"
+    return not chosen.startswith("^") and any(name in chosen for name in ("sysv", "posix", "sm", "shm", "all"))
+
+
 def _complete(config: AgentConfig, transports: str) -> Mapping[str, str]:
     ours = {"TLS": f"{transports},cuda" if config.device and not transports.startswith("^") else transports}
     if transports != _SHARED:

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import numpy as np
-
 from baton.kvtransfer import _native
 from baton.kvtransfer.base import WriteHandle, WriteState
 from baton.kvtransfer.doorbell import Doorbell
 from baton.kvtransfer.errors import Closed, InvalidArgument, PeerLost, TransferError
-from baton.kvtransfer.spans import SpanArray
+from baton.kvtransfer.spans import SpanArray, as_rows
 
 _STATES = (WriteState.OPEN, WriteState.DONE, WriteState.QUIESCED, WriteState.FAILED)
 _ACCEPTED, _REFUSED = -1, -2
@@ -27,9 +25,7 @@ class UcxWriteHandle(WriteHandle):
         return self._write.room
 
     def post(self, spans: SpanArray, ready: int | None = None) -> None:
-        rows = np.ascontiguousarray(spans, dtype=np.int64)
-        if rows.ndim != 2 or rows.shape[1] != 3:
-            raise InvalidArgument(f"spans have shape {rows.shape}, must be [n, 3]: source offset, destination offset, bytes")
+        rows = as_rows(spans)
         result = self._write.post(rows, ready or 0)
         if result == _REFUSED:
             raise Closed(f"room {self.room}: post after finish, cancel or the end ({self.state.value})")

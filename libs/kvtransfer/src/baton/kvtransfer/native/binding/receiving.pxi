@@ -1,0 +1,86 @@
+# Inboxes, and the threads that look after them.
+
+cdef class Inbox:
+    cdef Held[CInbox] ptr
+
+    @property
+    def table_address(self):
+        return self.ptr.get().table().address()
+
+    @property
+    def table_bytes(self):
+        return self.ptr.get().table().num_bytes()
+
+    def table_key(self) -> bytes:
+        return (<CMemory *>&self.ptr.get().table()).pack_key()
+
+    @property
+    def worker_address(self):
+        cdef string address = self.ptr.get().worker_address()
+        return <bytes>address
+
+    def arm(self, uint64_t room, uint32_t generation):
+        """-> a slot, -1 full, -2 shut."""
+        return self.ptr.get().arm(room, generation)
+
+    def disarm(self, uint32_t slot):
+        return self.ptr.get().disarm(slot)
+
+    def poll(self):
+        """-> [(room, generation, flags, num_tokens, first_token, digest, last_layer_ns), ...]"""
+        cdef vector[Record] records = self.ptr.get().poll()
+        return [
+            (r.room, r.generation, r.flags, r.num_tokens, r.first_token, r.digest, r.last_layer_ns)
+            for r in records
+        ]
+
+    @property
+    def counters(self):
+        cdef CInboxCounters c = self.ptr.get().counters()
+        return c.num_rung, c.num_stale, c.num_invalid, c.num_found_by_backstop
+
+    @property
+    def has_no_writers(self):
+        return self.ptr.get().has_no_writers()
+
+
+cdef class Receiver:
+    cdef Held[CReceiver] ptr
+
+    def __init__(self, Context context not None, Notices notices not None, bint has_network, bint shared):
+        self.ptr = Held[CReceiver](shared_ptr[CReceiver](new CReceiver(context.ptr, notices.ptr, has_network, shared)))
+
+    @property
+    def bell_address(self):
+        return self.ptr.get().bell().address()
+
+    @property
+    def bell_bytes(self):
+        return self.ptr.get().bell().num_bytes()
+
+    def bell_key(self) -> bytes:
+        return (<CMemory *>&self.ptr.get().bell()).pack_key()
+
+    def open_inbox(self, uint64_t inbox_id, uint64_t nonce, uint32_t num_doorbells, Memory pool not None, Memory scratch not None):
+        cdef Inbox inbox = Inbox.__new__(Inbox)
+        cdef shared_ptr[CInbox] opened
+        with nogil:
+            opened = self.ptr.get().open_inbox(inbox_id, nonce, num_doorbells, pool.ptr, scratch.ptr)
+        inbox.ptr = Held[CInbox](opened)
+        return inbox
+
+    def armed(self):
+        with nogil:
+            self.ptr.get().armed()
+
+    def shut(self, Inbox inbox not None):
+        with nogil:
+            self.ptr.get().shut(inbox.ptr)
+
+    def forget(self, Inbox inbox not None):
+        with nogil:
+            self.ptr.get().forget(inbox.ptr)
+
+    def stop(self):
+        with nogil:
+            self.ptr.get().stop()

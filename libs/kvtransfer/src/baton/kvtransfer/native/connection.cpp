@@ -1,0 +1,80 @@
+#include "connection.hpp"
+
+#include "bell.hpp"
+#include "copy.hpp"
+#include "failure.hpp"
+
+namespace baton {
+
+Connection::Connection(const LinkParams &params, Worker &shared, MessageSink *sink, Endpoint::OnError on_error)
+    : id_(params.id), nonce_(params.nonce), same_host_(params.same_host) {
+    if (!same_host_) {
+        own_worker_ = std::make_unique<Worker>(shared.context());
+        check("ucp_worker_set_am_recv_handler", listen(own_worker_->handle(), sink));
+    }
+    Worker &worker = own_worker_ ? *own_worker_ : shared;
+    endpoint_ = std::make_unique<Endpoint>(worker, params.worker_address, !same_host_, std::move(on_error));
+    pool_ = RemoteMemory(endpoint_->handle(), params.pool);
+    table_ = RemoteMemory(endpoint_->handle(), params.table);
+    bell_ = RemoteMemory(endpoint_->handle(), params.bell);
+    scratch_ = RemoteMemory(endpoint_->handle(), params.scratch);
+}
+
+Connection::~Connection() {
+    if (header_) {
+        store_fence();
+        header_->closed.fetch_add(1, std::memory_order_seq_cst);
+        header_ = nullptr;
+    }
+    endpoint_.reset(); // members would go in another order
+}
+
+void Connection::greet() {
+    if (same_host_) {
+        enter();
+    } else {
+        const std::string address = own_worker_->address();
+        send(header(MessageKind::HELLO), address.data(), address.size());
+    }
+}
+
+void Connection::enter() {
+    if (!table_.mapped() || !bell_.mapped()) {
+        throw Failure("connect", UCS_ERR_UNREACHABLE,
+                      "the receiver's doorbells cannot be mapped over " + endpoint_->transports() +
+                          ": shared memory needs UCX's sysv (or posix, ucx_options TLS=sm)");
+    }
+    for (const RemoteMemory *memory : {&table_, &bell_, &pool_, &scratch_}) {
+        memory->require_mapped_whole();
+    }
+    auto *header = reinterpret_cast<TableHeader *>(table_.mapped());
+    if (header->magic != TABLE_MAGIC || header->nonce != nonce_) {
+        throw Failure("connect", UCS_ERR_UNREACHABLE, "the invitation is stale: another inbox is at its address");
+    }
+    header->opened.fetch_add(1, std::memory_order_seq_cst);
+    if (header->fenced.load(std::memory_order_seq_cst)) {
+        header->closed.fetch_add(1, std::memory_order_seq_cst);
+        throw Failure("connect", UCS_ERR_REJECTED, "the inbox is fenced");
+    }
+    header_ = header;
+}
+
+void Connection::ring(uint32_t slot, const Record &record) {
+    auto *slots = reinterpret_cast<Slot *>(table_.mapped() + sizeof(TableHeader));
+    slots[slot].store(record);
+    baton::ring(*reinterpret_cast<Bell *>(bell_.mapped()));
+}
+
+MessageHeader Connection::header(MessageKind kind) const {
+    MessageHeader header{};
+    header.kind = kind;
+    header.link = id_;
+    header.nonce = nonce_;
+    return header;
+}
+
+void Connection::send(const MessageHeader &header, const void *payload, size_t num_bytes) {
+    send_copy(endpoint_->handle(), header, payload, num_bytes);
+}
+
+} // namespace baton
