@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from baton.engine.engine import Engine
     from baton.engine.loader import load_model
     from baton.engine.pool import KVPool, buffer_at
-    from baton.engine.prepare import Prepared, prepare
+    from baton.engine.preparation import Prepared, prepare
 
 __all__ = [
     "LAYOUT_NAME",
@@ -61,10 +61,10 @@ __all__ = [
 _NEEDS_TORCH = {
     "Engine": "engine",
     "KVPool": "pool",
-    "Prepared": "prepare",
+    "Prepared": "preparation",
     "buffer_at": "pool",
     "load_model": "loader",
-    "prepare": "prepare",
+    "prepare": "preparation",
 }
 
 

@@ -49,9 +49,7 @@ class EngineSettings(SettingsGroup):
 
     def prepare(self, role: Role) -> Prepared:
         """Loads the model and settles the KV pool's size. Blocks for seconds; raises the engine's errors."""
-        # Here and not above: torch takes seconds to import, --help and a bad setting need not wait for it. From the module: `from baton.engine
-        # import prepare` finds the module of that name.
-        from baton.engine.prepare import prepare
+        from baton.engine import prepare  # torch takes seconds to import: --help and a bad setting need not wait for it
 
         return prepare(
             self.model_path,

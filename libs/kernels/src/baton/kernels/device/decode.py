@@ -14,8 +14,8 @@ LOG2_E = 1.4426950408889634
 MIN_ROWS = 16
 #: No share is shorter: below that a program's start costs more than its reads.
 MIN_SHARE_TOKENS = 128
-#: Programs to aim at: two on each of an H200's multiprocessors at a time, twice over.
-SLOTS = 2 * 132
+#: Programs to aim at: three fit on each of an H200's multiprocessors at a time (their shared memory), twice over.
+SLOTS = 3 * 132
 MAX_SPLITS = 128
 #: Shares that the second kernel adds up in one go. Its order is that of the shares, whatever their number.
 SPLIT_TILE = 16
@@ -30,13 +30,16 @@ class DecodeTiling:
     num_stages: int
 
 
-def default_tiling(row_bytes: int) -> DecodeTiling:
-    """row_bytes: of one head's padded key. Two programs fit into a multiprocessor's shared memory at 256 bytes."""
-    if row_bytes <= 128:
+def default_tiling(dims: int, itemsize: int) -> DecodeTiling:
+    """dims: of a padded head. At 128 of 2 bytes, three programs fit into a multiprocessor's shared memory."""
+    if itemsize > 2:
+        # Without tensor cores every product is unrolled: small blocks, or nothing fits into registers.
+        return DecodeTiling(block=16, num_warps=4, num_stages=2)
+    if dims <= 64:
         return DecodeTiling(block=128, num_warps=4, num_stages=3)
-    if row_bytes <= 256:
+    if dims <= 128:
         return DecodeTiling(block=64, num_warps=4, num_stages=3)
-    return DecodeTiling(block=32, num_warps=4, num_stages=3 if row_bytes <= 512 else 2)
+    return DecodeTiling(block=32, num_warps=4, num_stages=3)
 
 
 def choose_splits(num_sequences: int, num_kv_heads: int, max_tokens: int) -> int:
@@ -69,7 +72,7 @@ def launch_decode(
     if num_sequences == 0:
         return output
     dims = max(MIN_ROWS, triton.next_power_of_2(head_dim))
-    tiling = tiling or default_tiling(dims * keys.element_size())
+    tiling = tiling or default_tiling(dims, keys.element_size())
     max_tokens = page_table.shape[1] * page_size
     group = num_heads // num_kv_heads
     if split_tokens is not None:
@@ -149,7 +152,7 @@ def _blocks(length, window: tl.constexpr, splits: tl.constexpr, share_blocks: tl
 
 
 @triton.jit  # type: ignore[untyped-decorator]
-def _pages_of(table, tokens, start, end_token, page_size: tl.constexpr, block: tl.constexpr):  # type: ignore[no-untyped-def]
+def pages_of(table, tokens, start, end_token, page_size: tl.constexpr, block: tl.constexpr):  # type: ignore[no-untyped-def]
     """A block's pages: one number where the block lies in one page, else one a token."""
     if page_size >= block:
         pages = tl.load(table + start // page_size, mask=start < end_token, other=0)
@@ -213,12 +216,12 @@ def _share_kernel(  # type: ignore[no-untyped-def]
     mixed = tl.zeros((rows, dims), tl.float32)
     lane = tl.arange(0, block)
     # A block's pages are looked up one round ahead, so that the loads of keys and values do not wait for them.
-    pages = _pages_of(table, start_token + lane, start_token, end_token, page_size, block)
+    pages = pages_of(table, start_token + lane, start_token, end_token, page_size, block)
     for start in range(start_token, end_token, block):
         tokens = start + lane
         there = tokens < end_token
         places = pages.to(tl.int64) * page_stride + (tokens % page_size) * token_stride + kv_head * kv_head_stride
-        pages = _pages_of(table, tokens + block, start + block, end_token, page_size, block)
+        pages = pages_of(table, tokens + block, start + block, end_token, page_size, block)
         block_mask = there[:, None] if head_dim == dims else there[:, None] & (dim[None, :] < head_dim)
         k = tl.load(keys + places[:, None] + dim[None, :], mask=block_mask, other=0.0)
         v = tl.load(values + places[:, None] + dim[None, :], mask=block_mask, other=0.0)

@@ -69,7 +69,7 @@ def launch_digest(pool: Tensor, index: Tensor) -> Tensor:
     return digests
 
 
-@triton.jit  # type: ignore[untyped-decorator]
+@triton.jit
 def _mix(word):  # type: ignore[no-untyped-def]
     word = (word ^ (word >> 30)) * 0xBF58476D1CE4E5B9
     word = (word ^ (word >> 27)) * 0x94D049BB133111EB

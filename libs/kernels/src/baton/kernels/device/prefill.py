@@ -9,7 +9,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from baton.kernels.device.decode import LOG2_E, MIN_ROWS
+from baton.kernels.device.decode import LOG2_E, MIN_ROWS, pages_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,11 +22,12 @@ class PrefillTiling:
     num_stages: int
 
 
-def default_tiling(max_rows: int, row_bytes: int) -> PrefillTiling:
-    """max_rows: queries of the longest run times heads of a group. row_bytes: of one head's padded key."""
-    if row_bytes > 512:
-        return PrefillTiling(rows=64, block=32, num_warps=4, num_stages=1)
-    if row_bytes > 256:
+def default_tiling(max_rows: int, dims: int, itemsize: int) -> PrefillTiling:
+    """max_rows: queries of the longest run times heads of a group. dims: of a padded head."""
+    if itemsize > 2:
+        # Without tensor cores every product is unrolled: small tiles, or nothing fits into registers.
+        return PrefillTiling(rows=16, block=16, num_warps=4, num_stages=2)
+    if dims > 128:
         return PrefillTiling(rows=64, block=32, num_warps=4, num_stages=2)
     if max_rows <= 64:
         return PrefillTiling(rows=64, block=64, num_warps=4, num_stages=3)
@@ -53,7 +54,7 @@ def launch_prefill(
         return output
     group = num_heads // num_kv_heads
     dims = max(MIN_ROWS, triton.next_power_of_2(head_dim))
-    tiling = tiling or default_tiling(max_query_len * group, dims * keys.element_size())
+    tiling = tiling or default_tiling(max_query_len * group, dims, keys.element_size())
     rows = max(tiling.rows, triton.next_power_of_2(group))
     per_tile = rows // group
     _prefill_kernel[(triton.cdiv(max_query_len, per_tile), num_kv_heads, len(page_table))](
@@ -114,13 +115,12 @@ def _attend(  # type: ignore[no-untyped-def]
     """Tokens begin (a multiple of block) to end into the running softmax; not masked: every row sees every one of them."""
     lane = tl.arange(0, block)
     dim = tl.arange(0, dims)
+    # A block's pages are looked up one round ahead, so that the loads of keys and values do not wait for them.
+    pages = pages_of(table, begin + lane, begin, length, page_size, block)
     for start in range(begin, end, block):
         tokens = start + lane
-        if page_size >= block:
-            pages = tl.load(table + start // page_size).to(tl.int64)
-        else:
-            pages = tl.load(table + tokens // page_size, mask=tokens < length, other=0).to(tl.int64)
-        places = pages * page_stride + (tokens % page_size) * token_stride + kv_head_offset
+        places = pages.to(tl.int64) * page_stride + (tokens % page_size) * token_stride + kv_head_offset
+        pages = pages_of(table, tokens + block, start + block, length, page_size, block)
         if masked:
             there = (tokens < length)[:, None] & (dim < head_dim)[None, :]
             k = tl.load(keys + places[:, None] + dim[None, :], mask=there, other=0.0)

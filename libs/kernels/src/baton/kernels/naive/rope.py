@@ -30,10 +30,10 @@ def naive_rope_and_write(
     """
     head_dim = keys.shape[3]
     heads = qkv.view(len(qkv), num_heads + 2 * num_kv_heads, head_dim)
-    query, key, value = heads.split([num_heads, num_kv_heads, num_kv_heads], dim=1)
+    query, key, value = torch.tensor_split(heads, (num_heads, num_heads + num_kv_heads), dim=1)
     cosine, sine = (each.unsqueeze(1) for each in turns[positions].view(len(qkv), head_dim // 2, 2).unbind(-1))
     for part, weight in ((query, q_norm), (key, k_norm)):
-        even, odd = (part if weight is None else naive_rms_norm(part, weight, eps)).float().unflatten(-1, (-1, 2)).unbind(-1)
+        even, odd = (part if weight is None else naive_rms_norm(part, weight, eps)).float().reshape(*part.shape[:-1], -1, 2).unbind(-1)
         part.copy_(torch.stack((even * cosine - odd * sine, even * sine + odd * cosine), dim=-1).flatten(-2))
     page, offset = slots // keys.shape[1], slots % keys.shape[1]
     there = slots >= 0
