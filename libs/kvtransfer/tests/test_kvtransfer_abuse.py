@@ -253,6 +253,28 @@ def test_objects_that_nobody_holds_any_more_cost_nothing_but_their_writes(ucx: A
     assert sorted(state.value for state in final) == ["done"] * 10 + ["quiesced"] * 9
 
 
+def test_an_agent_that_is_dropped_without_a_word_leaves_no_thread(ucx: Any) -> None:
+    def cycle() -> None:
+        agent = open_agent(AgentConfig("dropped", transport=ucx.transport, probe_bytes=0))
+        region = agent.allocate(PAGE)
+        inbox = agent.open_inbox("self", region, 4)
+        agent.connect(inbox.invitation, region).close()
+        inbox.close()
+
+    def num_threads() -> int:
+        gc.collect()
+        return len(os.listdir("/proc/self/task"))
+
+    cycle()
+    deadline = time.monotonic() + 5
+    before = num_threads()
+    for _ in range(5):
+        cycle()
+    while num_threads() > before and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert num_threads() <= before
+
+
 LEAVE = """
 import sys, time
 import numpy as np

@@ -39,6 +39,12 @@ def _close_leaked() -> None:
             agent.close()
 
 
+def _dropped(notifier: Notifier, pid: int) -> None:
+    """Of an agent that nobody closed, and that has no inbox and no peer any more (they would hold it): the last thread ends too."""
+    if os.getpid() == pid:
+        notifier.notices.close()
+
+
 class UcxAgent(Agent):
     def __init__(self, config: AgentConfig) -> None:
         self._config = config
@@ -54,6 +60,7 @@ class UcxAgent(Agent):
         self._receiving: ReceivingSide | None = None
         self._is_closed = False
         _open_agents.add(self)
+        weakref.finalize(self, _dropped, self._notifier, os.getpid()).atexit = False
         log.info("kvtransfer agent %s: %s", config.instance_id, self.description)
 
     @property
