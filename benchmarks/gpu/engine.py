@@ -19,7 +19,7 @@ from pathlib import Path
 import torch
 from floor import Floor, measure_floor
 
-from baton.engine import Engine, EngineConfig, Request, Role, SamplingParams, prepare
+from baton.engine import Engine, EngineConfig, ModelConfig, Request, Role, SamplingParams, prepare
 from baton.engine.types import Finished, Token
 
 STEP_TARGET, PREFILL_TARGET, HOST_TARGET_MS, IDLE_TARGET = 1.25, 0.80, 1.0, 0.03
@@ -147,14 +147,10 @@ def report(name: str, measured: float, floor: float, target: float, unit: str, g
     print(f"{name:<36} {measured:9.3f} {unit}  floor {floor:9.3f}  ratio {ratio:6.3f}  target {target:<5} {'met' if good else 'MISSED'}", flush=True)
 
 
-def measure(engine: Engine, floor: Floor, batches: list[int], found: list[dict]) -> None:
-    config = engine._runner._prompts._model.config
+def measure(engine: Engine, config: ModelConfig, floor: Floor, batches: list[int], found: list[dict]) -> None:
     clock = HostClock(engine)
-    weights = sum(value for value in (config.vocab_size * config.hidden_size,)) + (
-        config.num_layers
-        * config.hidden_size
-        * (2 * config.num_heads * config.head_dim + 2 * config.num_kv_heads * config.head_dim + 3 * config.intermediate_size)
-    )
+    layer = 2 * config.num_heads * config.head_dim + 2 * config.num_kv_heads * config.head_dim + 3 * config.intermediate_size
+    weights = config.hidden_size * (config.vocab_size + config.num_layers * layer)
     for batch in batches:
         step_s, host_s = decode_step(engine, clock, batch, config.vocab_size)
         bound = (2 * weights + batch * CONTEXT * engine.layout.token_bytes) / floor.copy_bytes_per_s
@@ -189,7 +185,7 @@ def main() -> int:
     with stage("engine: kernels compiled, steps captured"):
         engine = Engine(Role.PLAIN, prepared.model, prepared.config, pool=prepared.device_pool())
     found: list[dict] = []
-    measure(engine, floor, batches, found)
+    measure(engine, prepared.model.config, floor, batches, found)
     if given.profile:
         for batch in (0, *batches):
             print(f"--- {'prefill' if batch == 0 else f'decode, batch {batch}'}\n{profiled(engine, prepared.model.config.vocab_size, batch)}")

@@ -24,7 +24,10 @@ class Transport(StrEnum):
 
 @dataclass(frozen=True)
 class FleetOptions:
-    """What `baton up` was asked for. A port of 0 lets the system choose. `digest`: "off", "sample" or "all" landed rooms are compared."""
+    """What `baton up` was asked for. A port of 0 lets the system choose. `digest`: "off", "sample" or "all" landed rooms are compared.
+
+    worker_flags: handed as they are to every prefill, decode and plain server; prefill_flags to the prefill servers alone.
+    """
 
     model_path: Path
     model_name: str
@@ -39,6 +42,8 @@ class FleetOptions:
     grpc_port: int = 8001
     bootstrap_port: int = 8998
     ready_timeout_s: float = 180.0
+    worker_flags: tuple[str, ...] = ()
+    prefill_flags: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         for field, value in (("--prefill", self.num_prefill), ("--decode", self.num_decode)):
@@ -59,7 +64,9 @@ class FleetAddresses:
 def prefill_spec(options: FleetOptions, index: int) -> ServiceSpec:
     # Only the first can have the well-known bootstrap port.
     port = options.bootstrap_port if index == 0 else 0
-    return _worker(options, f"prefill-{index}", "prefill", "--bootstrap-port", str(port), "--transport", options.transport.value)
+    return _worker(
+        options, f"prefill-{index}", "prefill", "--bootstrap-port", str(port), "--transport", options.transport.value, *options.prefill_flags
+    )
 
 
 def decode_spec(options: FleetOptions, index: int) -> ServiceSpec:
@@ -80,7 +87,7 @@ def gateway_spec(options: FleetOptions, workers: dict[str, list[str]]) -> Servic
 
 def _worker(options: FleetOptions, name: str, service: str, *flags: str) -> ServiceSpec:
     model = ("--model-path", str(options.model_path), "--model-name", options.model_name)
-    return ServiceSpec(name, (*_module(service), "--host", options.host, "--port", "0", *model, *flags))
+    return ServiceSpec(name, (*_module(service), "--host", options.host, "--port", "0", *model, *options.worker_flags, *flags))
 
 
 def _module(service: str) -> tuple[str, ...]:

@@ -47,6 +47,9 @@ def up(
     bootstrap_port: Annotated[
         int, typer.Option(help="The first prefill server's bootstrap port; 0 lets the system choose.", min=0, max=65535)
     ] = 8998,
+    worker_flag: Annotated[
+        list[str] | None, typer.Option(help="Handed to every prefill, decode and plain server, again and again: --worker-flag=--device=cuda:0")
+    ] = None,
     drain_timeout_s: Annotated[float, typer.Option(help="Seconds that running requests get to end when all is stopped.", min=0)] = 30.0,
     verbose: VerboseOption = False,
 ) -> None:
@@ -63,6 +66,7 @@ def up(
         http_port=http_port,
         grpc_port=grpc_port,
         bootstrap_port=bootstrap_port,
+        worker_flags=tuple(worker_flag or ()),
     )
     console = Console(stderr=True)
     with running_fleet(options, drain_timeout_s, console, verbose) as fleet:

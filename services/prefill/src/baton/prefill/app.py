@@ -103,7 +103,9 @@ def _build(settings: PrefillSettings, instance_id: str) -> _Machine:
     log.info("transfer library", description=agent.description)
     layout, pool = prepared.layout, prepared.device_pool()
     region = agent.allocate(layout.pool_bytes) if pool is None else agent.register(pool.address, layout.pool_bytes)
-    exporter = Exporter(layout, region, unmatched_timeout_s=settings.unmatched_timeout_s, max_unmatched=settings.max_unmatched)
+    exporter = Exporter(
+        layout, region, unmatched_timeout_s=settings.unmatched_timeout_s, max_unmatched=settings.max_unmatched, layerwise=settings.layerwise
+    )
     buffer = region.buffer if pool is None else None
     engine = Engine(Role.PREFILL, prepared.model, prepared.config, buffer=buffer, pool=pool, exporter=exporter)
     return _Machine(agent, region, exporter, engine, mark, prepared.model.config.vocab_size)

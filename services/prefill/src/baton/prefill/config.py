@@ -21,6 +21,7 @@ class PrefillSettings(ServiceSettings):
     bootstrap_port: int = Field(default=8998, ge=0, le=65535, description="Port where decode servers publish their pages; 0 lets the system choose.")
     engine: EngineSettings
     transfer: TransferSettings = TransferSettings()
+    layerwise: bool = Field(default=True, description="Each layer's pages go out when it is computed; off: all of them when the prompt is.")
     max_unmatched: int = Field(default=4096, ge=1, description="Published rooms that may await their request; one more is declined.")
     unmatched_timeout_s: float = Field(default=300.0, gt=0, description="Seconds that a published room may await its request.")
     log: LogSettings = LogSettings()

@@ -28,9 +28,22 @@ log = get_logger(__name__)
 
 
 class Exporter:
-    """Implements the engine's KVExporter over kvtransfer. Close it after the engine stopped."""
+    """Implements the engine's KVExporter over kvtransfer. Close it after the engine stopped.
 
-    def __init__(self, layout: KVLayout, region: Region, *, unmatched_timeout_s: float, max_unmatched: int, num_tombstones: int = 65_536) -> None:
+    layerwise: a layer is posted when it is computed; else all layers when the prompt is (what a hand-over without overlap costs).
+    """
+
+    def __init__(
+        self,
+        layout: KVLayout,
+        region: Region,
+        *,
+        unmatched_timeout_s: float,
+        max_unmatched: int,
+        num_tombstones: int = 65_536,
+        layerwise: bool = True,
+    ) -> None:
+        self._layerwise = layerwise
         self._layout = layout
         self._region = region
         self._lock = threading.RLock()
@@ -71,7 +84,7 @@ class Exporter:
                 send.last_layer_ns = now
                 if ready is not None:
                     send.events.append(ready)
-                if send.handle is None:
+                if send.handle is None or not self._layerwise:
                     send.held.append((layer, first, count, event))
                 else:
                     self._post(send, layer, first, count, event)
@@ -86,6 +99,7 @@ class Exporter:
                 # A device's layers were only launched when they were handed over; or every page was resident and none was.
                 send.last_layer_ns = time.monotonic_ns()
             if send.can_post:
+                self._post_held(send)
                 self._ring(send)
 
     def abort(self, room: int, failure: Failure) -> None:
@@ -229,9 +243,8 @@ class Exporter:
             return
         send.publication = publication
         self._say(PublishedSlots(room, publication.resident_tokens))
-        held, send.held = send.held, []
-        for layer, first, count, event in held:
-            self._post(send, layer, first, count, event)
+        if self._layerwise or send.first_token is not None:
+            self._post_held(send)
         if send.first_token is not None:
             self._ring(send)
 
@@ -239,6 +252,11 @@ class Exporter:
         self._decline(publication, failure)
         self._end(send, failure)
         self._say(SendFailed(send.room, failure))
+
+    def _post_held(self, send: RoomSend) -> None:
+        held, send.held = send.held, []
+        for layer, first, count, event in held:
+            self._post(send, layer, first, count, event)
 
     def _post(self, send: RoomSend, layer: int, first: int, count: int, event: int | None) -> None:
         if send.post(layer, first, count, event):

@@ -1,0 +1,138 @@
+"""The hand-off on a GPU through the real services: gateway, prefill and decode as processes of their own, beside a plain server.
+
+    python benchmarks/gpu/handoff.py --model benchmarks/gpu/qwen3-8b
+
+Dummy weights, one request at a time, split and plain in turns. Where all servers share one GPU, the line says so. Printed: TTFT at the gateway
+and its ratio to plain (target 1.05), what of the transfer is exposed after prefill's last layer (target 3 ms), with layers handed over as they
+are computed and, for comparison, all at the end.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import random
+import shutil
+import sys
+import tempfile
+from contextlib import ExitStack
+from pathlib import Path
+
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
+
+from baton.bench import RequestTiming, ServingClient, compare
+from baton.cli.fleet import FleetOptions, Topology, start_fleet
+from baton.cli.services import Supervisor
+
+TTFT_TARGET, EXPOSED_TARGET_MS = 1.05, 3.0
+WARM_UP_ROUNDS, NUM_TOKENS = 3, 9
+
+
+def served_folder(model: Path, target: Path) -> Path:
+    """The geometry's folder and a tokenizer that nobody uses: prompts are token ids."""
+    folder = target / model.name
+    folder.mkdir()
+    shutil.copy(model / "config.json", folder)
+    Tokenizer(WordLevel({"a": 0, "[UNK]": 1}, unk_token="[UNK]")).save(str(folder / "tokenizer.json"))
+    return folder
+
+
+async def rounds(clients: dict[str, ServingClient], prompt_len: int, num_rounds: int) -> dict[str, list[RequestTiming]]:
+    draw = random.Random(prompt_len)
+    found: dict[str, list[RequestTiming]] = {name: [] for name in clients}
+    for turn in range(WARM_UP_ROUNDS + num_rounds):
+        prompt = [draw.randrange(2, 100_000) for _ in range(prompt_len)]
+        for name in sorted(clients, reverse=bool(turn % 2)):
+            timing = await clients[name].generate(prompt, NUM_TOKENS)
+            if turn >= WARM_UP_ROUNDS:
+                found[name].append(timing)
+    return found
+
+
+def middle(values: list[float]) -> float:
+    return sorted(values)[len(values) // 2]
+
+
+def show(found: dict[str, list[RequestTiming]], prompt_len: int, where: str, lines: list[dict]) -> bool:
+    plain = found["plain"]
+    good = True
+    for name in ("split", "at the end"):
+        timings = found[name]
+        ratio = compare([each.ttft_ms for each in timings], [each.ttft_ms for each in plain])
+        exposed = middle([each.report.transfer.exposed_ms for each in timings])
+        busy = middle([each.report.transfer.busy_ms for each in timings])
+        moved = timings[-1].report.transfer
+        line = {
+            "prompt": prompt_len, "name": name, "where": where, "ttft_ms": ratio.subject, "plain_ttft_ms": ratio.baseline, "ratio": ratio.ratio,
+            "exposed_ms": exposed, "bytes": moved.bytes, "puts": moved.puts, "transport": moved.transport, "busy_ms": busy,
+            "itl_ms": middle([each.itl_ms or 0 for each in timings]), "plain_itl_ms": middle([each.itl_ms or 0 for each in plain]),
+        }  # fmt: skip
+        lines.append(line)
+        print(
+            f"{prompt_len} tokens, {name}, {where}: TTFT {ratio.subject:.1f} ms, plain {ratio.baseline:.1f}, ratio {ratio.ratio:.3f} "
+            f"(quartiles {ratio.ratio_low:.3f} to {ratio.ratio_high:.3f}); exposed {exposed:.2f} ms of {moved.bytes / 1e9:.2f} GB in {moved.puts} "
+            f"puts over {moved.transport}, {busy:.1f} ms with a write under way; ITL {line['itl_ms']:.2f}, plain {line['plain_itl_ms']:.2f} ms",
+            flush=True,
+        )
+        if name == "split":
+            good = ratio.ratio <= TTFT_TARGET and exposed <= EXPOSED_TARGET_MS
+    return good
+
+
+async def measure(addresses: dict[str, str], model: str, given: argparse.Namespace, where: str, lines: list[dict]) -> bool:
+    clients = {name: ServingClient(address, model) for name, address in addresses.items()}
+    try:
+        good = True
+        for prompt_len in (int(each) for each in given.prompts.split(",")):
+            good = show(await rounds(clients, prompt_len, given.rounds), prompt_len, where, lines) and good
+        return good
+    finally:
+        for client in clients.values():
+            await client.aclose()
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", type=Path, required=True)
+    parser.add_argument("--device", default="cuda:0", help="of prefill and of the plain server")
+    parser.add_argument("--dtype", default="bfloat16")
+    parser.add_argument("--kv-bytes", type=int, default=6 << 30)
+    parser.add_argument("--prompts", default="1024,8192")
+    parser.add_argument("--rounds", type=int, default=9)
+    parser.add_argument("--json", type=Path)
+    given = parser.parse_args()
+    longest = max(int(each) for each in given.prompts.split(","))
+    flags = (
+        f"--device={given.device}", f"--dtype={given.dtype}", "--load-format=dummy", f"--kv-bytes={given.kv_bytes}", "--max-running=8",
+        f"--max-batched-tokens={longest}", f"--max-model-len={longest + 256}",
+    )  # fmt: skip
+    kinds = {"split": (Topology.SPLIT, ()), "plain": (Topology.PLAIN, ()), "at the end": (Topology.SPLIT, ("--no-layerwise",))}
+    lines: list[dict] = []
+    with ExitStack() as stack:
+        run_dir = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="baton-bench-")))
+        folder = served_folder(given.model, run_dir)
+        addresses = {}
+        for name, (topology, prefill_flags) in kinds.items():
+            supervisor = stack.enter_context(Supervisor(run_dir / name.replace(" ", "-"), 10.0))
+            options = FleetOptions(
+                folder, folder.name, topology=topology, http_port=0, grpc_port=0, bootstrap_port=0, worker_flags=flags,
+                prefill_flags=prefill_flags,
+            )  # fmt: skip
+            try:
+                addresses[name] = start_fleet(options, supervisor, lambda text: None).grpc
+            except Exception:
+                for log in sorted(run_dir.rglob("*.log")):
+                    print(f"--- {log.name}\n{log.read_text()[-2000:]}", file=sys.stderr)
+                raise
+        where = f"all servers share {given.device}" if given.device != "cpu" else "all servers share one CPU"
+        good = asyncio.run(measure(addresses, folder.name, given, where, lines))
+    if given.json:
+        given.json.write_text(json.dumps(lines, indent=1))
+    print(f"targets: TTFT at most {TTFT_TARGET} x plain, at most {EXPOSED_TARGET_MS} ms exposed: {'met' if good else 'MISSED'}")
+    return 0 if good else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
