@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 SERVICE = """
-import asyncio, sys
+import asyncio, sys, time
 from pathlib import Path
 from baton.servicekit import ListenSettings, LogSettings, configure_logs, run
 
@@ -25,6 +25,9 @@ configure_logs(LogSettings(), service="probe", instance_id="probe-1")
 async def main(life):
     if mode == "raise":
         raise OSError("no disk")
+    if mode == "loading":
+        print("loading", flush=True)
+        await asyncio.to_thread(time.sleep, 60)
     life.ready({"grpc": "127.0.0.1:1"})
     if mode == "fail":
         life.fail(RuntimeError("engine died"))
@@ -149,3 +152,15 @@ def test_a_parent_that_is_already_gone(probes: list[Probe], tmp_path: Path) -> N
     gone.wait()
     probe = start(probes, "normal", tmp_path, parent_pid=gone.pid)
     assert probe.end()[0] == 0
+
+
+def test_a_signal_while_it_loads_ends_it_at_once(probes: list[Probe], tmp_path: Path) -> None:
+    probe = Probe("loading", tmp_path)
+    probes.append(probe)
+    assert probe.process.stdout is not None
+    assert probe.process.stdout.readline() == "loading\n"
+    probe.process.send_signal(signal.SIGTERM)
+    code, _, err = probe.end()
+    assert code == 0
+    assert "stopped before it was ready" in err
+    assert not probe.ready_file.exists()

@@ -23,7 +23,8 @@ class Lifecycle:
     """What a service's main coroutine is handed.
 
     `stopping` is set by the first SIGTERM or SIGINT, by `fail`, or when the parent is gone; main then drains and returns. A second signal
-    cancels main.
+    cancels main. A signal before `ready` ends the process at once, with status 0: nothing is owed to anyone yet, and a thread that loads
+    weights for minutes cannot be told to stop.
     """
 
     def __init__(self, service: str, instance_id: str, listen: ListenSettings) -> None:
@@ -32,10 +33,12 @@ class Lifecycle:
         self.stopping = asyncio.Event()
         self.failure: BaseException | None = None
         self.drain_timeout_s = listen.drain_timeout_s
+        self.was_ready = False
         self._ready_file = listen.ready_file
 
     def ready(self, addresses: Mapping[str, str]) -> None:
         """Writes the ready file, whole or not at all: {"service", "instance_id", "pid", "addresses": {"grpc": "host:port", ...}}."""
+        self.was_ready = True
         log.info("ready", **{f"{name}_address": address for name, address in addresses.items()})
         if self._ready_file is not None:
             record = {"service": self.service, "instance_id": self.instance_id, "pid": os.getpid(), "addresses": dict(addresses)}
@@ -81,7 +84,8 @@ def run(
 ) -> int:
     """Runs `main` on a fresh event loop until it returns; the process's exit status.
 
-    0: stopped as asked. 1: `main` raised or called `fail`. 130 / 143: a second SIGINT / SIGTERM cut the drain short.
+    0: stopped as asked (before it was ready: without coming back here). 1: `main` raised or called `fail`. 130 / 143: a second SIGINT / SIGTERM
+    cut the drain short.
     """
     with asyncio.Runner(loop_factory=loop_factory) as runner:
         return runner.run(_supervise(main, service, instance_id, listen))
@@ -94,7 +98,10 @@ async def _supervise(main: Callable[[Lifecycle], Awaitable[None]], service: str,
     loop = asyncio.get_running_loop()
 
     def on_signal(number: int) -> None:
-        if life.stopping.is_set():
+        if not life.was_ready:
+            log.info("stopped before it was ready", signal=signal.Signals(number).name)
+            os._exit(0)
+        elif life.stopping.is_set():
             cut_short.append(number)
             task.cancel()
         else:
