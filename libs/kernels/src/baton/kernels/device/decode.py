@@ -104,13 +104,14 @@ def launch_decode(
         keys.stride(2),
         page_table.stride(0),
         *partial_strides,
+        splits,
         head_dim=head_dim,
         group=group,
         page_size=page_size,
         window=window,
-        splits=splits,
         share_blocks=share_blocks,
         least_blocks=max(1, MIN_SHARE_TOKENS // tiling.block),
+        whole=splits == 1,
         rows=max(MIN_ROWS, triton.next_power_of_2(group)),
         dims=dims,
         block=tiling.block,
@@ -125,9 +126,9 @@ def launch_decode(
             output,
             output.stride(0),
             output.stride(1),
+            splits,
             head_dim=head_dim,
             window=window,
-            splits=splits,
             share_blocks=share_blocks,
             least_blocks=max(1, MIN_SHARE_TOKENS // tiling.block),
             block=tiling.block,
@@ -139,7 +140,7 @@ def launch_decode(
 
 
 @triton.jit  # type: ignore[untyped-decorator]
-def _blocks(length, window: tl.constexpr, splits: tl.constexpr, share_blocks: tl.constexpr, least_blocks: tl.constexpr, block: tl.constexpr):  # type: ignore[no-untyped-def]
+def _blocks(length, splits, window: tl.constexpr, share_blocks: tl.constexpr, least_blocks: tl.constexpr, block: tl.constexpr):  # type: ignore[no-untyped-def]
     """First block that is looked at, the block after the last, and blocks a share: from the sequence's own length alone."""
     first = 0
     if window > 0:
@@ -161,7 +162,8 @@ def pages_of(table, tokens, start, end_token, page_size: tl.constexpr, block: tl
     return pages
 
 
-@triton.jit  # type: ignore[untyped-decorator]
+# The number of shares is no constant: one compiled kernel serves captured steps of all sizes.
+@triton.jit(do_not_specialize=["splits"])  # type: ignore[untyped-decorator]
 def _share_kernel(  # type: ignore[no-untyped-def]
     query,
     keys,
@@ -180,13 +182,14 @@ def _share_kernel(  # type: ignore[no-untyped-def]
     partial_sequence_stride,
     partial_head_stride,
     partial_split_stride,
+    splits,
     head_dim: tl.constexpr,
     group: tl.constexpr,
     page_size: tl.constexpr,
     window: tl.constexpr,
-    splits: tl.constexpr,
     share_blocks: tl.constexpr,
     least_blocks: tl.constexpr,
+    whole: tl.constexpr,
     rows: tl.constexpr,
     dims: tl.constexpr,
     block: tl.constexpr,
@@ -195,7 +198,7 @@ def _share_kernel(  # type: ignore[no-untyped-def]
     split = tl.program_id(1)
     sequence = tl.program_id(2).to(tl.int64)
     length = tl.load(lengths + sequence)
-    first, _, share = _blocks(length, window, splits, share_blocks, least_blocks, block)
+    first, _, share = _blocks(length, splits, window, share_blocks, least_blocks, block)
     start_token = (first + split * share) * block
     end_token = tl.minimum((first + (split + 1) * share) * block, length)
 
@@ -205,7 +208,7 @@ def _share_kernel(  # type: ignore[no-untyped-def]
     row_mask = (row[:, None] < group) & (dim[None, :] < head_dim)
     target = partial + sequence * partial_sequence_stride + heads[:, None] * partial_head_stride + split * partial_split_stride + dim[None, :]
     if start_token >= end_token:
-        if splits == 1:
+        if whole:
             tl.store(target, tl.zeros((rows, dims), partial.dtype.element_ty), mask=row_mask)
         return
 
@@ -238,12 +241,12 @@ def _share_kernel(  # type: ignore[no-untyped-def]
         mixed = mixed * shrink[:, None] + tl.dot(weights.to(v.dtype), v, input_precision="ieee")
         best = new_best
     tl.store(target, (mixed / total[:, None]).to(partial.dtype.element_ty), mask=row_mask)
-    if splits > 1:
+    if not whole:
         rows_of_sums = (sequence * tl.num_programs(0) * group + heads) * splits + split
         tl.store(sums + rows_of_sums, best + tl.log2(total), mask=row < group)
 
 
-@triton.jit  # type: ignore[untyped-decorator]
+@triton.jit(do_not_specialize=["splits"])  # type: ignore[untyped-decorator]
 def _sum_kernel(  # type: ignore[no-untyped-def]
     partial,
     sums,
@@ -251,9 +254,9 @@ def _sum_kernel(  # type: ignore[no-untyped-def]
     output,
     output_sequence_stride,
     output_head_stride,
+    splits,
     head_dim: tl.constexpr,
     window: tl.constexpr,
-    splits: tl.constexpr,
     share_blocks: tl.constexpr,
     least_blocks: tl.constexpr,
     block: tl.constexpr,
@@ -263,7 +266,7 @@ def _sum_kernel(  # type: ignore[no-untyped-def]
     sequence = tl.program_id(0).to(tl.int64)
     head = tl.program_id(1).to(tl.int64)
     length = tl.load(lengths + sequence)
-    first, end, share = _blocks(length, window, splits, share_blocks, least_blocks, block)
+    first, end, share = _blocks(length, splits, window, share_blocks, least_blocks, block)
     used = (end - first + share - 1) // share
     row = (sequence * tl.num_programs(1) + head) * splits
     lane = tl.arange(0, tile)

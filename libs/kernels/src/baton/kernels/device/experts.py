@@ -71,7 +71,7 @@ def _top_kernel(  # type: ignore[no-untyped-def]
     tl.store(experts + token * top_k + place, chosen, mask=place < top_k)
 
 
-@triton.jit  # type: ignore[untyped-decorator]
+@triton.jit(do_not_specialize=["assignments"])  # type: ignore[untyped-decorator]
 def _sort_kernel(experts, sorted_index, offsets, assignments, num_experts: tl.constexpr, block: tl.constexpr):  # type: ignore[no-untyped-def]
     """A program an expert: counts what comes before its assignments, then lists them in order."""
     mine = tl.program_id(0)

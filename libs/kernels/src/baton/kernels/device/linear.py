@@ -130,7 +130,8 @@ def _launch(
         launch_sum(target, squares, bias, residual, output, depth, eps, norm_weight is not None, silu_mul)
 
 
-@triton.jit  # type: ignore[untyped-decorator]
+# One compiled kernel serves any number of rows.
+@triton.jit(do_not_specialize=["num_rows"])  # type: ignore[untyped-decorator]
 def _linear_kernel(  # type: ignore[no-untyped-def]
     x,
     weight,
