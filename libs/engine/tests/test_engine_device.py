@@ -10,7 +10,7 @@ import os
 
 import pytest
 import torch
-from engine_reference import CANCEL, FAMILIES, answers, assert_all_free, ends, engine, make_reference, prompts, request, rms, run
+from engine_reference import CANCEL, FAMILIES, answers, assert_all_free, ends, engine, make_reference, prompts, request, run
 from test_engine_split import Pair, legs
 
 from baton.engine import EngineConfig, FinishReason, Request, SamplingParams, load_model_config, plan_layout
@@ -86,18 +86,22 @@ def logits(model: DeviceModel, tokens: list[int], mode: Mode) -> torch.Tensor:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("family", FAMILIES)
 def test_logits_of_families(tmp_path, family, dtype, mode):
-    """float32: within 1e-5 of transformers' (root mean squares). bfloat16: as near to transformers' float32 as its own bfloat16 is, within a
-    quarter: what is left is rounding to 8 bits at other places."""
+    """float32: within 1e-5 of transformers'. bfloat16: as near to transformers' float32 as its own bfloat16 is, within a quarter: what is left
+    is rounding to 8 bits at other places. Of each token the root mean square, of those the median: where experts are a near tie, rounding may
+    send a token to another one."""
     reference = make_reference(tmp_path, family, **EXTRA.get(family, {}))
     tokens = prompts([45], seed=3)[0]
     exact = reference.logits(tokens)
-    error = rms(logits(on_device(tmp_path, dtype), tokens, mode) - exact) / rms(exact)
+
+    def error(found: torch.Tensor) -> float:
+        return float(((found - exact).square().mean(dim=1) / exact.square().mean(dim=1)).sqrt().median())
+
+    ours = error(logits(on_device(tmp_path, dtype), tokens, mode))
     if dtype is torch.float32:
-        assert error <= 1e-5
+        assert ours <= 1e-5
     else:
         reference.theirs.to(dtype)
-        theirs = rms(reference.logits(tokens) - exact) / rms(exact)
-        assert error <= 1.25 * theirs
+        assert ours <= 1.25 * error(reference.logits(tokens))
 
 
 @pytest.mark.parametrize("family", FAMILIES)

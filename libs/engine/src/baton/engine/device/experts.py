@@ -26,7 +26,7 @@ class GatedMlp:
         self._down = down
 
     def add_to(self, stream: Stream, norm: Tensor, mode: Mode) -> None:
-        stream.add(self._down, self._gate_up.activated(stream, norm, mode), mode)
+        stream.add(self._down, self._gate_up.activated(stream.normed(norm), mode), mode)
 
 
 class SparseMlp:

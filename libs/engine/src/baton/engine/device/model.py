@@ -79,7 +79,7 @@ class DeviceModel:
         config, (q, kv) = self.config, self._widths()
         stream = Stream(F.embedding(rows.token_ids, self._embedding), config.rms_norm_eps)
         for index, layer in enumerate(self._layers):
-            qkv = layer.qkv.of_normed(stream, layer.input_norm, mode)
+            qkv = layer.qkv(stream.normed(layer.input_norm), mode)
             pages = pool.pages(index)
             rope_and_write(
                 qkv, rows.positions, rows.slots, self._turns, *pages, config.num_heads, config.num_kv_heads,
@@ -97,7 +97,7 @@ class DeviceModel:
                 return None
             stream.add(layer.out, attended.flatten(1), mode)
             layer.mlp.add_to(stream, layer.post_norm, mode)
-        return self._head.of_normed(stream, self._final_norm, mode)
+        return self._head(stream.normed(self._final_norm), mode)
 
     def _widths(self) -> tuple[int, int]:
         return self.config.num_heads * self.config.head_dim, self.config.num_kv_heads * self.config.head_dim
