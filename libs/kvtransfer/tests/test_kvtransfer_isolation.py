@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import signal
 import time
@@ -19,7 +20,9 @@ BURDEN = 1 << 20
 NUM_ROOMS = 100
 NUM_WARM_ROOMS = 6
 NUM_CYCLES = int(os.environ.get("BATON_CYCLES", "1000"))
-MIN_TURNS, MAX_TURNS = 3, 15
+MIN_TURNS = 3
+#: On a quiet machine a few turns tell. On a busy one each side's best comes late, and needs as many turns as it takes.
+PATIENCE_S = 120
 
 
 def rate(sender: Any, peer: Any, receiver: Any, inbox: int, first_room: int) -> float:
@@ -57,7 +60,8 @@ def test_other_rooms_keep_their_throughput(ucx: Any, fate: signal.Signals) -> No
     peer = sender.agent.connect(invitation, sender.region)
     rate(sender, peer, good, inbox, 1)
     alone, beside = [], []
-    for turn in range(MAX_TURNS):
+    deadline = time.monotonic() + PATIENCE_S
+    for turn in itertools.count():
         alone.append(rate(sender, peer, good, inbox, 1000 * (2 * turn + 1)))
         bad_peer = sender.agent.connect(bad.open_inbox()[1], sender.region)
         bad.signal(fate)
@@ -67,7 +71,7 @@ def test_other_rooms_keep_their_throughput(ucx: Any, fate: signal.Signals) -> No
         if fate is signal.SIGKILL:
             bad = ucx.remote("bad", num_bytes=BIG)
         bad.signal(signal.SIGCONT)
-        if turn >= MIN_TURNS and max(beside) > 0.9 * max(alone):
+        if turn >= MIN_TURNS and (max(beside) > 0.9 * max(alone) or time.monotonic() > deadline):
             break
     assert max(beside) > 0.9 * max(alone), (alone, beside)  # the best of each: other work on the machine only takes away
 

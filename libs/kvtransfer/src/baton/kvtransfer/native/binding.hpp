@@ -18,8 +18,9 @@ public:
     Held(std::shared_ptr<T> ptr) : std::shared_ptr<T>(std::move(ptr)) {}
     Held(const Held &) = default;
     Held &operator=(const Held &) = default;
+    bool is_inherited() const { return process_ != getpid(); }
     ~Held() {
-        if (*this && process_ != getpid()) {
+        if (*this && is_inherited()) {
             new std::shared_ptr<T>(std::move(*this));
         }
     }

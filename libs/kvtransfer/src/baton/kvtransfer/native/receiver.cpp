@@ -38,8 +38,13 @@ Receiver::Receiver(ContextPtr context, std::shared_ptr<Notices> notices, bool ha
         }
         progress_thread_ = std::thread([this] { run_progress(); });
     }
-    if (shared_) {
-        bell_thread_ = std::thread([this] { run_bell(); });
+    try {
+        if (shared_) {
+            bell_thread_ = std::thread([this] { run_bell(); });
+        }
+    } catch (...) {
+        stop(); // no more threads are to be had; the other one must not outlive this
+        throw;
     }
 }
 

@@ -7,6 +7,7 @@ cdef extern from "binding.hpp" namespace "baton":
         Held()
         Held(shared_ptr[T])
         T *get() nogil
+        cbool is_inherited()
 
 cdef extern from "api.hpp" namespace "baton":
     cdef struct LibraryInfo:

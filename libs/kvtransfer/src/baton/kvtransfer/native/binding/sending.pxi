@@ -6,6 +6,12 @@ cdef class Queue:
     def __init__(self, Context context not None, Notices notices not None, int spin_us):
         self.ptr = Held[CQueue](shared_ptr[CQueue](new CQueue(context.ptr, notices.ptr, spin_us)))
 
+    def __dealloc__(self):
+        # the last link may go on the queue's own thread, which cannot wait for itself: it ends while somebody else holds the queue
+        if self.ptr.get() != NULL and not self.ptr.is_inherited():
+            with nogil:
+                self.ptr.get().stop()
+
     @property
     def num_links(self):
         return self.ptr.get().num_links()
