@@ -58,9 +58,10 @@ def _top_kernel(  # type: ignore[no-untyped-def]
     chosen = tl.zeros((places,), tl.int32)
     left = known
     for index in range(top_k):
-        # The lowest id among the largest that are left.
+        # The lowest id among the largest that are left. Where all is NaN the last expert stands in: a number of no expert would lead
+        # the grouped product out of its memory, and such a row's token is refused by the sampler anyway.
         top = tl.max(tl.where(left, value, float("-inf")), axis=0)
-        expert = tl.min(tl.where(left & (value == top), lane, width - 1), axis=0)
+        expert = tl.min(tl.where(left & (value == top), lane, num_experts - 1), axis=0)
         weight = tl.sum(tl.where(lane == expert, mass, 0.0), axis=0) / total
         chosen_weights = tl.where(place == index, weight, chosen_weights)
         chosen = tl.where(place == index, expert, chosen)

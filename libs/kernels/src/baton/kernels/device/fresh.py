@@ -46,7 +46,7 @@ def _prompt(query: Tensor, keys: Tensor, values: Tensor, scale: float | None) ->
     if kind not in _taken:
         _taken[kind] = _first_that_takes(q, k, v, scale, kind[3])
         _log.info("attention of fresh prompts (%s, head dim %d, group %d) runs on %s", query.dtype, head_dim, group, _taken[kind][0].name)
-    return _run(q, k, v, scale, *_taken[kind]).squeeze(0).transpose(0, 1)
+    return _run(q, k, v, scale, *_taken[kind]).squeeze(0).transpose(0, 1).contiguous()
 
 
 def _first_that_takes(q: Tensor, k: Tensor, v: Tensor, scale: float | None, round_length: bool) -> tuple[SDPBackend, bool]:
