@@ -146,8 +146,7 @@ def test_the_fingerprint_sees_what_matters(folder, tiny):
 @pytest.mark.parametrize(
     ("settings", "words"),
     [
-        ({}, "exactly one"),
-        ({"num_pages": 4, "kv_bytes": 4}, "exactly one"),
+        ({"num_pages": 4, "kv_bytes": 4}, "one of the two, not both"),
         ({"num_pages": 0}, "num_pages = 0"),
         ({"num_pages": 4, "page_size": 0}, "page_size = 0"),
         ({"num_pages": 4, "dtype": "float16"}, "float32, bfloat16"),
@@ -167,6 +166,8 @@ def test_the_pool_is_planned_from_pages_or_bytes(tiny):
     assert by_pages.pool_bytes == 10 * 16 * 2 * SHAPE["num_hidden_layers"] * 2 * 8 * 4
     by_bytes = plan_layout(model, EngineConfig(kv_bytes=by_pages.pool_bytes + 5))
     assert by_bytes == by_pages
+    with pytest.raises(InvalidSettingError, match="one of the two must be set"):
+        plan_layout(model, EngineConfig())
     with pytest.raises(InvalidSettingError, match=rf"{by_pages.pool_bytes // 10} bytes"):
         plan_layout(model, EngineConfig(kv_bytes=100))
 
