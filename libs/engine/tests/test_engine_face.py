@@ -12,6 +12,8 @@ import baton.engine
 PURE = [
     "baton.engine",
     "baton.engine.types",
+    "baton.engine.inventory",
+    "baton.engine.memory",
     "baton.engine.ports",
     "baton.engine.testing",
     "baton.engine.scheduling.prefill",
