@@ -78,6 +78,17 @@ def test_a_rows_product_does_not_know_the_other_rows(dtype):
         assert same(linear_few(x[5 : 5 + rows], weight), some[5 : 5 + rows])
 
 
+@pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
+def test_an_experts_product_does_not_know_the_other_rows(dtype):
+    tokens = 20 if DEVICE == "cpu" else 600
+    x, weight, logits = (random(*shape, dtype=dtype, seed=len(shape)) for shape in ((tokens, 144), (4, 40, 144), (tokens, 4)))
+    together = grouped_linear(x, weight, *moe_route(logits, 2, True)[2:], invariant=True)
+    same = torch.equal if DEVICE == "cuda" else lambda left, right: torch.allclose(left, right, rtol=1e-3, atol=1e-3)
+    for rows in (1, 9):
+        alone = grouped_linear(x[:rows], weight, *moe_route(logits[:rows], 2, True)[2:], invariant=True)
+        assert same(alone, together[: 2 * rows])
+
+
 @pytest.mark.parametrize("renormalize", [True, False])
 @pytest.mark.parametrize(("num_tokens", "num_experts", "top_k"), [(1, 8, 2), (17, 6, 3), (40, 5, 5), (3, 130, 8)])
 def test_routing_is_its_naive_twin(num_tokens, num_experts, top_k, renormalize, monkeypatch):

@@ -24,8 +24,12 @@ def moe_route(logits: Tensor, top_k: int, renormalize: bool) -> tuple[Tensor, Te
     return launch_route(logits, top_k, renormalize)
 
 
-def grouped_linear(x: Tensor, weight: Tensor, sorted_index: Tensor, offsets: Tensor) -> Tensor:
-    """As `naive_grouped_linear`. Raises ValueError."""
+def grouped_linear(x: Tensor, weight: Tensor, sorted_index: Tensor, offsets: Tensor, *, invariant: bool = False) -> Tensor:
+    """As `naive_grouped_linear`. Raises ValueError.
+
+    invariant: a row's result does not depend on how many rows there are (the deterministic mode): tiles of 64 rows or a multiple, which all
+    use the same matrix instruction. Without it, few rows get tiles of 16 and another instruction, whose sums may differ in the last bit.
+    """
     expect("x", x, (-1, -1), FLOATS)
     expect_dense("x", x)
     expect("weight", weight, (-1, -1, x.shape[1]), x.dtype)
@@ -37,10 +41,10 @@ def grouped_linear(x: Tensor, weight: Tensor, sorted_index: Tensor, offsets: Ten
     if x.shape[1] % 16:
         raise ValueError(f"x has {x.shape[1]} columns; it must be a multiple of 16")
     if not runs_triton(x):
-        return naive_grouped_linear(x, weight, sorted_index, offsets)
+        return naive_grouped_linear(x, weight, sorted_index, offsets, invariant=invariant)
     from baton.kernels.device.grouped import launch_grouped_linear
 
-    return launch_grouped_linear(x, weight, sorted_index, offsets)
+    return launch_grouped_linear(x, weight, sorted_index, offsets, invariant)
 
 
 def moe_combine(outputs: Tensor, weights: Tensor, residual: Tensor | None = None) -> Tensor:

@@ -8,13 +8,13 @@ import triton.language as tl
 from torch import Tensor
 
 
-def launch_grouped_linear(x: Tensor, weight: Tensor, sorted_index: Tensor, offsets: Tensor) -> Tensor:
+def launch_grouped_linear(x: Tensor, weight: Tensor, sorted_index: Tensor, offsets: Tensor, invariant: bool) -> Tensor:
     num_experts, width, depth = weight.shape
     assignments = len(sorted_index)
     output = torch.empty(assignments, width, dtype=x.dtype, device=x.device)
     if x.element_size() > 2:
         rows, columns, step, warps, stages = 16, 32, 32, 4, 2
-    elif assignments <= 16 * num_experts:
+    elif assignments <= 16 * num_experts and not invariant:
         rows, columns, step, warps, stages = 16, 64, 128, 4, 4
     elif assignments <= 64 * num_experts:
         rows, columns, step, warps, stages = 64, 128, 64, 4, 4

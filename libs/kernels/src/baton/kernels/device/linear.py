@@ -171,7 +171,8 @@ def _linear_kernel(  # type: ignore[no-untyped-def]
     up_rows = weight + (column + width).to(tl.int64)[:, None] * weight_stride
     total = tl.zeros((rows, columns), tl.float32)
     up_total = tl.zeros((rows, columns), tl.float32)
-    square = tl.zeros((rows,), tl.float32)
+    # Added up where the numbers lie; across a row only once, after the loop.
+    squared = tl.zeros((rows, step), tl.float32)
     begin = part * share
     # A fixed number of rounds: the loop's bounds are known when it is compiled.
     for offset in range(0, share, step):
@@ -185,7 +186,7 @@ def _linear_kernel(  # type: ignore[no-untyped-def]
         right = tl.load(weight_rows + place[None, :], mask=weight_mask, other=0.0)
         if with_norm:
             wide = left.to(tl.float32)
-            square += tl.sum(wide * wide, axis=1)
+            squared += wide * wide
             factor = tl.load(norm_weight + place, mask=place < depth, other=0.0).to(tl.float32)
             left = (wide * factor[None, :]).to(left.dtype)
         total = tl.dot(left, tl.trans(right), total, input_precision="ieee")
@@ -193,6 +194,7 @@ def _linear_kernel(  # type: ignore[no-untyped-def]
             up = tl.load(up_rows + place[None, :], mask=weight_mask, other=0.0)
             up_total = tl.dot(left, tl.trans(up), up_total, input_precision="ieee")
 
+    square = tl.sum(squared, axis=1)
     mask = row_there[:, None] & column_there[None, :]
     wide_row = row.to(tl.int64)
     if split:

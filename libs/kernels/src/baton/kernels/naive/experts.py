@@ -25,10 +25,11 @@ def naive_moe_route(logits: Tensor, top_k: int, renormalize: bool) -> tuple[Tens
     return weights, experts, owners.indices.to(torch.int32), offsets
 
 
-def naive_grouped_linear(x: Tensor, weight: Tensor, sorted_index: Tensor, offsets: Tensor) -> Tensor:
+def naive_grouped_linear(x: Tensor, weight: Tensor, sorted_index: Tensor, offsets: Tensor, *, invariant: bool = False) -> Tensor:
     """Each assignment's row of x through its expert's weight [experts, out, h]; [n * k, out], in the order of assignments (not sorted).
 
     x [n, h]: a token's row for all its k assignments; or [n * k, h]: a row an assignment. sorted_index, offsets: of `moe_route`.
+    invariant: of the kernel's tiles; the result is the same but for rounding.
     """
     places = sorted_index.long()
     fan = len(places) // len(x)
