@@ -90,8 +90,8 @@ def assert_no_more_than(before: tuple[int, int, int, int], memory_bytes: int) ->
     after = belongings()
     assert after[0] <= before[0] + 3, "descriptors"
     assert after[1] <= before[1], "threads"
-    assert after[2] <= before[2] + 20, "mappings"
-    if "BATON_SANITIZED" not in os.environ:  # a sanitizer keeps freed memory back to find late uses
+    if "BATON_SANITIZED" not in os.environ:  # a sanitizer keeps freed memory back to find late uses, and maps more for it
+        assert after[2] <= before[2] + 20, "mappings"
         assert after[3] <= before[3] + memory_bytes, "memory"
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import multiprocessing
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -84,6 +85,8 @@ def _initiator(pipe: Connection, transport: str, num_threads: int) -> None:
 
 
 class Nixl:
+    """Its threads spin even when nothing is to be done, so its processes are stopped (SIGSTOP) while others are measured."""
+
     def __init__(self, transport: str, num_threads: int = 0) -> None:
         context = multiprocessing.get_context("spawn")
         self._pipes = []
@@ -98,15 +101,25 @@ class Nixl:
         target, self._initiator = self._pipes
         self._initiator.send(target.recv())
         self._initiator.recv()
+        self._signal(signal.SIGSTOP)
+
+    def _signal(self, number: signal.Signals) -> None:
+        for process in self._processes:
+            if process.pid is not None:
+                os.kill(process.pid, number)
 
     def gigabytes_per_s(self, case: Case) -> float:
+        self._signal(signal.SIGCONT)
         self._initiator.send((case.num_bytes, case.count))
-        return float(self._initiator.recv())
+        speed = float(self._initiator.recv())
+        self._signal(signal.SIGSTOP)
+        return speed
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self._signal(signal.SIGCONT)
         for pipe, process in zip(self._pipes, self._processes, strict=True):
             pipe.send(None)
             process.join(10)
