@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from baton.kernels.activation import silu_mul
 from baton.kernels.attention import decode_attention, fresh_attention, prefill_attention
+from baton.kernels.chained import chain_launches
 from baton.kernels.experts import grouped_linear, moe_combine, moe_route
 from baton.kernels.linear import linear_few, linear_invariant
 from baton.kernels.naive import (
@@ -34,6 +35,7 @@ from baton.kernels.sampling import sample
 
 __all__ = [
     "add_rms_norm",
+    "chain_launches",
     "decode_attention",
     "fresh_attention",
     "gather_heads",

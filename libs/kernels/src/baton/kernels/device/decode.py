@@ -9,6 +9,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from baton.kernels.chained import chained
+from baton.kernels.device.chain import await_predecessor
+
 LOG2_E = 1.4426950408889634
 #: The least rows that tl.dot takes.
 MIN_ROWS = 16
@@ -115,6 +118,8 @@ def launch_decode(
         rows=max(MIN_ROWS, triton.next_power_of_2(group)),
         dims=dims,
         block=tiling.block,
+        chained=chained(),
+        launch_pdl=chained(),
         num_warps=tiling.num_warps,
         num_stages=tiling.num_stages,
     )
@@ -134,6 +139,8 @@ def launch_decode(
             block=tiling.block,
             dims=dims,
             tile=SPLIT_TILE,
+            chained=chained(),
+            launch_pdl=chained(),
             num_warps=4,
         )
     return output
@@ -193,7 +200,9 @@ def _share_kernel(  # type: ignore[no-untyped-def]
     rows: tl.constexpr,
     dims: tl.constexpr,
     block: tl.constexpr,
+    chained: tl.constexpr,
 ):
+    await_predecessor(chained)
     kv_head = tl.program_id(0).to(tl.int64)
     split = tl.program_id(1)
     sequence = tl.program_id(2).to(tl.int64)
@@ -262,7 +271,9 @@ def _sum_kernel(  # type: ignore[no-untyped-def]
     block: tl.constexpr,
     dims: tl.constexpr,
     tile: tl.constexpr,
+    chained: tl.constexpr,
 ):
+    await_predecessor(chained)
     sequence = tl.program_id(0).to(tl.int64)
     head = tl.program_id(1).to(tl.int64)
     length = tl.load(lengths + sequence)

@@ -9,6 +9,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from baton.kernels.chained import chained
+from baton.kernels.device.chain import await_predecessor
 from baton.kernels.device.linear_sum import launch_sum
 
 #: Row tiles that run at about the same time, so that they find each other's weight tiles in the cache.
@@ -123,6 +125,8 @@ def _launch(
         rows=rows,
         columns=columns,
         step=step,
+        chained=chained(),
+        launch_pdl=chained(),
         num_warps=tiling.num_warps,
         num_stages=tiling.num_stages,
     )
@@ -158,7 +162,9 @@ def _linear_kernel(  # type: ignore[no-untyped-def]
     rows: tl.constexpr,
     columns: tl.constexpr,
     step: tl.constexpr,
+    chained: tl.constexpr,
 ):
+    await_predecessor(chained)
     row_tile, column_tile = tl.swizzle2d(tl.program_id(1), tl.program_id(0), tl.num_programs(1), tl.num_programs(0), GROUP)
     row = row_tile * rows + tl.arange(0, rows)
     column = column_tile * columns + tl.arange(0, columns)

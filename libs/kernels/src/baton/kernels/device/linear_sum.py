@@ -6,6 +6,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from baton.kernels.chained import chained
+from baton.kernels.device.chain import await_predecessor
+
 BLOCK = 512
 
 
@@ -41,6 +44,8 @@ def launch_sum(
         with_norm=with_norm,
         silu_mul=silu_mul,
         block=BLOCK,
+        chained=chained(),
+        launch_pdl=chained(),
         num_warps=4,
     )
 
@@ -64,7 +69,9 @@ def _sum_kernel(  # type: ignore[no-untyped-def]
     with_norm: tl.constexpr,
     silu_mul: tl.constexpr,
     block: tl.constexpr,
+    chained: tl.constexpr,
 ):
+    await_predecessor(chained)
     row = tl.program_id(0).to(tl.int64)
     column = tl.program_id(1) * block + tl.arange(0, block)
     there = column < width

@@ -7,6 +7,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from baton.kernels.chained import chained
+from baton.kernels.device.chain import await_predecessor
+
 
 def launch_rms_norm(x: Tensor, residual: Tensor | None, weight: Tensor, eps: float) -> Tensor:
     num_rows, hidden = x.shape
@@ -26,6 +29,8 @@ def launch_rms_norm(x: Tensor, residual: Tensor | None, weight: Tensor, eps: flo
         hidden=hidden,
         block=block,
         add=residual is not None,
+        chained=chained(),
+        launch_pdl=chained(),
         num_warps=min(16, max(1, block // 512)),
     )
     return output
@@ -33,8 +38,9 @@ def launch_rms_norm(x: Tensor, residual: Tensor | None, weight: Tensor, eps: flo
 
 @triton.jit  # type: ignore[untyped-decorator]
 def _norm_kernel(  # type: ignore[no-untyped-def]
-    x, residual, weight, output, eps, x_stride, residual_stride, hidden: tl.constexpr, block: tl.constexpr, add: tl.constexpr
+    x, residual, weight, output, eps, x_stride, residual_stride, hidden: tl.constexpr, block: tl.constexpr, add: tl.constexpr, chained: tl.constexpr
 ):
+    await_predecessor(chained)
     row = tl.program_id(0).to(tl.int64)
     column = tl.arange(0, block)
     there = column < hidden

@@ -6,6 +6,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from baton.kernels.chained import chained
+from baton.kernels.device.chain import await_predecessor
+
 HEADS = 8
 
 
@@ -48,6 +51,8 @@ def launch_rope_and_write(
         normed=q_norm is not None,
         heads=HEADS,
         dims=triton.next_power_of_2(head_dim),
+        chained=chained(),
+        launch_pdl=chained(),
         num_warps=4 if head_dim > 64 else 2,
     )
 
@@ -76,7 +81,9 @@ def _rope_kernel(  # type: ignore[no-untyped-def]
     normed: tl.constexpr,
     heads: tl.constexpr,
     dims: tl.constexpr,
+    chained: tl.constexpr,
 ):
+    await_predecessor(chained)
     row = tl.program_id(0).to(tl.int64)
     head = tl.program_id(1) * heads + tl.arange(0, heads)
     dim = tl.arange(0, dims)
