@@ -16,7 +16,9 @@ import random
 import shutil
 import sys
 import tempfile
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 
 from tokenizers import Tokenizer
@@ -101,6 +103,7 @@ def main() -> int:
     parser.add_argument("--kv-bytes", type=int, default=6 << 30)
     parser.add_argument("--prompts", default="1024,8192")
     parser.add_argument("--rounds", type=int, default=9)
+    parser.add_argument("--ready-timeout-s", type=float, default=180.0)
     parser.add_argument("--json", type=Path)
     given = parser.parse_args()
     longest = max(int(each) for each in given.prompts.split(","))
@@ -113,19 +116,21 @@ def main() -> int:
     with ExitStack() as stack:
         run_dir = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="baton-bench-")))
         folder = served_folder(given.model, run_dir)
-        addresses = {}
+        starting = {}
+        threads = stack.enter_context(ThreadPoolExecutor(len(kinds)))
         for name, (topology, prefill_flags) in kinds.items():
             supervisor = stack.enter_context(Supervisor(run_dir / name.replace(" ", "-"), 10.0))
             options = FleetOptions(
                 folder, folder.name, topology=topology, http_port=0, grpc_port=0, bootstrap_port=0, worker_flags=flags,
-                prefill_flags=prefill_flags,
+                prefill_flags=prefill_flags, ready_timeout_s=given.ready_timeout_s,
             )  # fmt: skip
-            try:
-                addresses[name] = start_fleet(options, supervisor, lambda text: None).grpc
-            except Exception:
-                for log in sorted(run_dir.rglob("*.log")):
-                    print(f"--- {log.name}\n{log.read_text()[-2000:]}", file=sys.stderr)
-                raise
+            starting[name] = threads.submit(start_fleet, options, supervisor, partial(print, f"# {name}:", flush=True))
+        try:
+            addresses = {name: fleet.result().grpc for name, fleet in starting.items()}
+        except Exception:
+            for log in sorted(run_dir.rglob("*.log")):
+                print(f"--- {log.relative_to(run_dir)}\n{log.read_text()[-2000:]}", file=sys.stderr)
+            raise
         where = f"all servers share {given.device}" if given.device != "cpu" else "all servers share one CPU"
         good = asyncio.run(measure(addresses, folder.name, given, where, lines))
     if given.json:

@@ -7,7 +7,8 @@
 namespace baton {
 
 Connection::Connection(const LinkParams &params, Worker &shared, MessageSink *sink, Endpoint::OnError on_error)
-    : id_(params.id), nonce_(params.nonce), same_host_(params.same_host) {
+    : id_(params.id), nonce_(params.nonce), same_host_(params.same_host), pool_on_device_(!params.device_pool.empty()),
+      scratch_on_device_(!params.device_scratch.empty()) {
     if (!same_host_) {
         own_worker_ = std::make_unique<Worker>(shared.context());
         check("ucp_worker_set_am_recv_handler", listen(own_worker_->handle(), sink));
@@ -44,8 +45,14 @@ void Connection::enter() {
                       "the receiver's doorbells cannot be mapped over " + endpoint_->transports() +
                           ": shared memory needs UCX's sysv (or posix, ucx_options TLS=sm)");
     }
-    for (const RemoteMemory *memory : {&table_, &bell_, &pool_, &scratch_}) {
-        memory->require_mapped_whole();
+    table_.require_mapped_whole();
+    bell_.require_mapped_whole();
+    // Device memory lies in no file: the kernel that stores into it faults in this process's context, nowhere else, if the invitation lied.
+    if (!pool_on_device_) {
+        pool_.require_mapped_whole();
+    }
+    if (!scratch_on_device_) {
+        scratch_.require_mapped_whole();
     }
     auto *header = reinterpret_cast<TableHeader *>(table_.mapped());
     if (header->magic != TABLE_MAGIC || header->nonce != nonce_) {

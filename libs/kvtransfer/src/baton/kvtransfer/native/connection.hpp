@@ -60,6 +60,7 @@ private:
     const uint64_t id_;
     const uint64_t nonce_;
     const bool same_host_;
+    const bool pool_on_device_, scratch_on_device_;
     std::unique_ptr<Worker> own_worker_;
     std::unique_ptr<Endpoint> endpoint_;
     RemoteMemory pool_, table_, bell_, scratch_;
