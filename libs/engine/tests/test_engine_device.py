@@ -186,6 +186,20 @@ def test_not_finite_logits_end_the_room_and_only_that(tmp_path):
     assert_all_free(plain)
 
 
+@pytest.mark.parametrize("side", ["cpu", "device"])
+def test_warming_up_leaves_nothing(tiny, model, side):
+    prompt = prompts([20], seed=4)[0]
+    plain = engine(tiny.ours if side == "cpu" else model, max_num_batched_tokens=64)
+    plain.warm_up()
+    assert plain.step() == []
+    assert not plain.has_work()
+    assert_all_free(plain)
+    plain.add(request(1, prompt, max_tokens=8))
+    assert answers(run(plain)) == {1: tiny.greedy(prompt, 8)}
+    with pytest.raises(RuntimeError, match="before the first"):
+        plain.warm_up()
+
+
 def test_batch_sizes():
     assert batch_sizes(1) == [1]
     assert batch_sizes(8) == [1, 2, 4, 8]

@@ -24,6 +24,7 @@ from baton.engine.scheduling.plain import PlainScheduler
 from baton.engine.scheduling.prefill import PrefillScheduler
 from baton.engine.scheduling.sequence import Limits, Sequence, StepPlan
 from baton.engine.types import EngineEvent, EngineStats, Failure, Request, Role
+from baton.engine.warming import run_unasked
 
 #: Longest wait for a launched step inside `Engine.step`.
 WAIT_S = 0.001
@@ -76,6 +77,8 @@ class Engine:
             max_passes=config.max_passes,
             vocab_size=model.config.vocab_size,
         )
+        self._max_batched = config.max_num_batched_tokens
+        self._num_added = 0
         self._exporter = exporter
         self._tell_milestones: Callable[[list[EngineEvent]], None] | None = None
         self._scheduler = _scheduler(role, PageAllocator(self.layout.num_pages), limits, exporter, importer, self._runner.release)
@@ -88,6 +91,7 @@ class Engine:
 
         Raises DuplicateRoomError when the room is still open here.
         """
+        self._num_added += 1
         self._scheduler.add(request)
 
     def abort(self, room: int, failure: Failure) -> None:
@@ -98,6 +102,15 @@ class Engine:
     def reap(self, now: float) -> None:
         """Ends every room whose deadline, bootstrap or waiting time has passed; `now` on time.monotonic(). Cheap: call it on a timer."""
         self._scheduler.reap(now)
+
+    def warm_up(self) -> None:
+        """Runs steps that nobody asked for, prompts and decode steps of the role, so that the first request does not pay for kernels that are
+        compiled, plans that are made and memory that is touched first. Only before the first `add`: it writes into free pages."""
+        if self._num_added:
+            raise RuntimeError(f"warm_up after {self._num_added} rooms were added: it may run only before the first")
+        pool_tokens = self.layout.num_pages * self.layout.page_size
+        longest = min(self.max_model_len - 1, self._max_batched, pool_tokens - 1)
+        run_unasked(self._runner, self.role, self.layout, longest)
 
     def on_milestones(self, tell: Callable[[list[EngineEvent]], None]) -> None:
         """`tell` gets, on the engine's thread, what is known before a forward pass and between its layers; the step does not return it again.

@@ -30,6 +30,8 @@ class Runner(Protocol):
 
     #: Steps that may be launched while one is still unread.
     depth: int
+    #: Lengths of prompts whose first step costs more than their later ones.
+    warm_lengths: tuple[int, ...]
 
     def launch(self, plan: StepPlan, layer_done: LayerDone | None) -> Flight: ...
 
@@ -53,7 +55,8 @@ class Done:
 class CpuRunner:
     """Computes a step where it stands: nothing is ever in flight."""
 
-    depth = 0
+    depth: int = 0
+    warm_lengths: tuple[int, ...] = (32,)
 
     def __init__(self, model: LlamaModel, pool: KVPool) -> None:
         self._model = model

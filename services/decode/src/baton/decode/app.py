@@ -164,9 +164,12 @@ def _make_engine(loaded: _Model, receiver: _Receiver | None) -> Engine:
 
     prepared = loaded.prepared
     if receiver is None:
-        return Engine(Role.PLAIN, prepared.model, prepared.config, pool=loaded.pool)
-    buffer = receiver.region.buffer if loaded.pool is None else None
-    return Engine(Role.DECODE, prepared.model, prepared.config, buffer=buffer, pool=loaded.pool, importer=receiver.importer)
+        engine = Engine(Role.PLAIN, prepared.model, prepared.config, pool=loaded.pool)
+    else:
+        buffer = receiver.region.buffer if loaded.pool is None else None
+        engine = Engine(Role.DECODE, prepared.model, prepared.config, buffer=buffer, pool=loaded.pool, importer=receiver.importer)
+    engine.warm_up()
+    return engine
 
 
 async def _serve_engine(

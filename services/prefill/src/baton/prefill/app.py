@@ -108,6 +108,7 @@ def _build(settings: PrefillSettings, instance_id: str) -> _Machine:
     )
     buffer = region.buffer if pool is None else None
     engine = Engine(Role.PREFILL, prepared.model, prepared.config, buffer=buffer, pool=pool, exporter=exporter)
+    engine.warm_up()
     return _Machine(agent, region, exporter, engine, mark, prepared.model.config.vocab_size)
 
 

@@ -59,7 +59,9 @@ class DeviceRunner:
     role: a prefill server's sequences leave after their first token and take no seats. capture: record decode steps as CUDA graphs.
     """
 
-    depth = 1
+    depth: int = 1
+    #: Kernels are compiled for counts of one, of a multiple of 16 and of any; the library plans for each length of long prompts.
+    warm_lengths: tuple[int, ...] = (1, 17, 48, 1 << 30)
 
     def __init__(self, model: DeviceModel, pool: KVPool, role: Role, max_running: int, max_pages: int, *, deterministic: bool, capture: bool) -> None:
         self._device = model.device
