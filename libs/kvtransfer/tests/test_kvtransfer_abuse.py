@@ -24,9 +24,9 @@ from baton.kvtransfer.invitation import Invitation
 PAGE = 4096
 
 
-def run(code: str, *arguments: str, prefix: tuple[str, ...] = ()) -> subprocess.CompletedProcess[str]:
+def run(code: str, *arguments: str, prefix: tuple[str, ...] = (), **environment: str) -> subprocess.CompletedProcess[str]:
     command = [*prefix, sys.executable, "-c", textwrap.dedent(code), *arguments]
-    return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    return subprocess.run(command, env={**os.environ, **environment}, capture_output=True, text=True, timeout=60, check=False)
 
 
 def with_window(invitation: Invitation, name: str, **changes: Any) -> Invitation:
@@ -336,7 +336,8 @@ print("fine")
 
 @pytest.mark.parametrize("transport", ["shm", "tcp"])
 def test_a_fork_that_drops_the_agent_leaves_the_parents_alone(transport: str) -> None:
-    done = run(FORK, transport)
+    # what the parent's threads held at that moment is nobody's in the child: a leak detector is right, and beside the point
+    done = run(FORK, transport, ASAN_OPTIONS=f"{os.environ.get('ASAN_OPTIONS', '')}:detect_leaks=0")
     assert (done.returncode, done.stdout) == (0, "fine\n"), done.stderr
 
 
