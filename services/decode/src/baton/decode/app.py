@@ -6,6 +6,7 @@ import asyncio
 import sys
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from functools import partial
 from importlib.metadata import version
@@ -98,18 +99,16 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 async def _serve(life: Lifecycle, *, settings: DecodeSettings, instance_id: str, tracing: Tracing) -> None:
     receiver: _Receiver | None = None
-    try:
-        loaded = await asyncio.to_thread(_load, settings)
-        if settings.role == "decode":
-            receiver = await _open_receiver(life, loaded, settings, instance_id)
-        engine = await asyncio.to_thread(_make_engine, loaded, receiver)
-    except (EngineError, TransferError) as error:
-        raise StartError(str(error)) from error
-    try:
+    async with AsyncExitStack() as undo:
+        try:
+            loaded = await asyncio.to_thread(_load, settings)
+            if settings.role == "decode":
+                receiver = await _open_receiver(life, loaded, settings, instance_id)
+                undo.push_async_callback(receiver.close)
+            engine = await asyncio.to_thread(_make_engine, loaded, receiver)
+        except (EngineError, TransferError) as error:
+            raise StartError(str(error)) from error
         await _serve_engine(life, engine, loaded, receiver, settings, instance_id, tracing)
-    finally:
-        if receiver is not None:
-            await receiver.close()
 
 
 def _load(settings: DecodeSettings) -> _Model:
@@ -133,10 +132,14 @@ async def _open_receiver(life: Lifecycle, loaded: _Model, settings: DecodeSettin
     layout = loaded.prepared.layout
     agent = await asyncio.to_thread(open_agent, agent_config)
     log.info("transfer library", description=agent.description)
-    if loaded.pool is None:
-        region = await asyncio.to_thread(agent.allocate, layout.pool_bytes)
-    else:
-        region = await asyncio.to_thread(agent.register, loaded.pool.address, layout.pool_bytes)
+    try:
+        if loaded.pool is None:
+            region = await asyncio.to_thread(agent.allocate, layout.pool_bytes)
+        else:
+            region = await asyncio.to_thread(agent.register, loaded.pool.address, layout.pool_bytes)
+    except TransferError:
+        await asyncio.to_thread(agent.close)
+        raise
     peers = PeerSet(linger_s=settings.peer_linger_s)
     importer = Importer(
         layout, region, peers, DigestSampler(settings.digest), link_wait_s=settings.link_wait_s, revoke_timeout_s=settings.revoke_timeout_s

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import sys
 from collections.abc import Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
 from importlib.metadata import version
@@ -50,11 +51,6 @@ class _Machine:
     fingerprint: common_pb2.KVFingerprint
     vocab_size: int
 
-    def close(self) -> None:
-        self.exporter.close()
-        self.region.close()
-        self.agent.close()
-
 
 def main(argv: Sequence[str] | None = None) -> int:
     try:
@@ -73,18 +69,20 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 async def _serve(life: Lifecycle, *, settings: PrefillSettings, instance_id: str, tracing: Tracing) -> None:
+    undo = ExitStack()
     try:
-        machine = await asyncio.to_thread(_build, settings, instance_id)
-    except (EngineError, TransferError) as error:
-        raise StartError(str(error)) from error
-    try:
+        try:
+            machine = await asyncio.to_thread(_build, settings, instance_id, undo)
+        except (EngineError, TransferError) as error:
+            raise StartError(str(error)) from error
         await _serve_machine(life, machine, settings, instance_id, tracing)
     finally:
-        await asyncio.to_thread(machine.close)
+        await asyncio.to_thread(undo.close)
 
 
-def _build(settings: PrefillSettings, instance_id: str) -> _Machine:
-    """Loads the model and puts its KV pool into memory that peers can be written from. Blocks for seconds."""
+def _build(settings: PrefillSettings, instance_id: str, undo: ExitStack) -> _Machine:
+    """Loads the model and puts its KV pool into memory that peers can be written from. Blocks for seconds. `undo` gets what is to be closed,
+    also when something here raises."""
     prepared = settings.engine.prepare(Role.PREFILL)
     from baton.engine import Engine  # torch takes seconds to import: --help and a bad setting need not wait for it
 
@@ -100,12 +98,15 @@ def _build(settings: PrefillSettings, instance_id: str) -> _Machine:
             device=settings.engine.cuda_device,
         )
     )
+    undo.callback(agent.close)
     log.info("transfer library", description=agent.description)
     layout, pool = prepared.layout, prepared.device_pool()
     region = agent.allocate(layout.pool_bytes) if pool is None else agent.register(pool.address, layout.pool_bytes)
+    undo.callback(region.close)
     exporter = Exporter(
         layout, region, unmatched_timeout_s=settings.unmatched_timeout_s, max_unmatched=settings.max_unmatched, layerwise=settings.layerwise
     )
+    undo.callback(exporter.close)
     buffer = region.buffer if pool is None else None
     engine = Engine(Role.PREFILL, prepared.model, prepared.config, buffer=buffer, pool=pool, exporter=exporter)
     engine.warm_up()
