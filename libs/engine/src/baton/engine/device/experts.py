@@ -32,7 +32,7 @@ class GatedMlp:
 class SparseMlp:
     """gate_up [experts, 2 * inner, hidden], down [experts, hidden, inner]: rows meet their experts in one launch each.
 
-    A row's result never depends on the other rows, whatever the mode: each product adds up in one fixed order.
+    INVARIANT: the products of experts, too, add up in one fixed order, whatever the number of rows.
     """
 
     def __init__(self, moe: MoeConfig, router: Product, gate_up: Tensor, down: Tensor) -> None:
@@ -43,10 +43,11 @@ class SparseMlp:
 
     def add_to(self, stream: Stream, norm: Tensor, mode: Mode) -> None:
         rows = stream.normed(norm)
-        scores = self._router(rows, Mode.INVARIANT if mode is Mode.INVARIANT else Mode.MANY)
+        invariant = mode is Mode.INVARIANT
+        scores = self._router(rows, Mode.INVARIANT if invariant else Mode.MANY)
         weights, _, order, offsets = moe_route(scores, self._moe.experts_per_token, self._moe.renormalize)
-        inner = silu_mul(grouped_linear(rows, self._gate_up, order, offsets))
-        stream.add_rows(moe_combine(grouped_linear(inner, self._down, order, offsets), weights))
+        inner = silu_mul(grouped_linear(rows, self._gate_up, order, offsets, invariant=invariant))
+        stream.add_rows(moe_combine(grouped_linear(inner, self._down, order, offsets, invariant=invariant), weights))
 
 
 def read_experts(config: ModelConfig, moe: MoeConfig, reader: Reader, prefix: str, device: torch.device, dtype: torch.dtype) -> SparseMlp:

@@ -34,6 +34,8 @@ def default_tiling(num_rows: int, width: int, depth: int, itemsize: int) -> Line
         return LinearTiling(columns=32, depth=64, splits=1, num_warps=4, num_stages=2)
     if num_rows > 16:
         return LinearTiling(columns=32 if width <= 8192 else 64, depth=128, splits=1, num_warps=4, num_stages=4)
+    if width > 65536:
+        return LinearTiling(columns=64, depth=128, splits=1, num_warps=4, num_stages=4)  # a vocabulary: 0.290 ms on an H200, 0.299 with the next
     if width > 8192:
         return LinearTiling(columns=32, depth=256, splits=1, num_warps=4, num_stages=4)
     splits = 1
