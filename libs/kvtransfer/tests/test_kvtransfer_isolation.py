@@ -7,6 +7,7 @@ import os
 import signal
 import time
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import numpy as np
@@ -20,8 +21,8 @@ BURDEN = 1 << 20
 NUM_ROOMS = 100
 NUM_WARM_ROOMS = 6
 NUM_CYCLES = int(os.environ.get("BATON_CYCLES", "1000"))
-MIN_TURNS = 3
-#: On a quiet machine a few turns tell. On a busy one each side's best comes late, and needs as many turns as it takes.
+MIN_TURNS = 5
+#: On a quiet machine a few turns tell. On a busy one the typical window needs as many turns as it takes: the best of each is a matter of luck there.
 PATIENCE_S = 120
 
 
@@ -71,9 +72,9 @@ def test_other_rooms_keep_their_throughput(ucx: Any, fate: signal.Signals) -> No
         if fate is signal.SIGKILL:
             bad = ucx.remote("bad", num_bytes=BIG)
         bad.signal(signal.SIGCONT)
-        if turn >= MIN_TURNS and (max(beside) > 0.9 * max(alone) or time.monotonic() > deadline):
+        if turn + 1 >= MIN_TURNS and (median(beside) > 0.9 * median(alone) or time.monotonic() > deadline):
             break
-    assert max(beside) > 0.9 * max(alone), (alone, beside)  # the best of each: other work on the machine only takes away
+    assert median(beside) > 0.9 * median(alone), (alone, beside)  # in turns, so that other work on the machine meets both
 
 
 def belongings() -> tuple[int, int, int, int]:
