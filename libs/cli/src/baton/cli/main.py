@@ -4,7 +4,7 @@ import sys
 
 import typer
 
-from baton.cli import model_commands
+from baton.cli import bench_commands, model_commands
 from baton.cli.chat import chat
 from baton.cli.demo import demo
 from baton.cli.errors import CliError
@@ -15,6 +15,7 @@ typer_app = typer.Typer(help="Prefill-decode disaggregated LLM serving.", no_arg
 for command in (up, chat, demo):
     typer_app.command()(command)
 typer_app.add_typer(model_commands.app, name="model")
+typer_app.add_typer(bench_commands.app, name="bench")
 
 
 def app() -> None:
