@@ -104,6 +104,8 @@ class ScriptedWorker(worker_pb2_grpc.WorkerServicer):
         self._reports: list[asyncio.Queue[worker_pb2.Report]] = []
         self._tasks: set[asyncio.Task[None]] = set()
         self.news = asyncio.Event()
+        self._thawed = asyncio.Event()
+        self._thawed.set()
 
     # --- life
 
@@ -132,6 +134,14 @@ class ScriptedWorker(worker_pb2_grpc.WorkerServicer):
             await self._server.stop(0)
             self._server = None
 
+    def freeze(self) -> None:
+        """As SIGSTOP does: nothing is read, nothing is said, every connection stays."""
+        self._thawed.clear()
+
+    def thaw(self) -> None:
+        """Goes on where it was."""
+        self._thawed.set()
+
     def successor(self, **changes: Any) -> ScriptedWorker:
         """The process that an operator starts in its place: same port, another instance."""
         about = {
@@ -154,6 +164,7 @@ class ScriptedWorker(worker_pb2_grpc.WorkerServicer):
     # --- the contract
 
     async def Describe(self, request: worker_pb2.DescribeRequest, context: Any) -> worker_pb2.WorkerInfo:  # noqa: N802
+        await self._thawed.wait()
         fingerprint = {"protocol_version": 1, "model": "tiny", "weights": "w", "dtype": "float32", "num_layers": 2, "page_size": self.page_size}
         return worker_pb2.WorkerInfo(
             instance_id=self.instance_id,
@@ -173,13 +184,16 @@ class ScriptedWorker(worker_pb2_grpc.WorkerServicer):
         try:
             yield worker_pb2.Report(load=self.load())
             while True:
-                yield await reports.get()
+                report = await reports.get()
+                await self._thawed.wait()
+                yield report
         finally:
             reader.cancel()
             self._reports.remove(reports)
 
     async def _read(self, commands: AsyncIterator[worker_pb2.Command]) -> None:
         async for command in commands:
+            await self._thawed.wait()
             match command.WhichOneof("command"):
                 case "attach":
                     self.attached.append(command.attach)

@@ -492,6 +492,8 @@ async def test_an_abort_overtakes_a_start_that_was_not_sent(split: Stack) -> Non
 
         def on_lost(self, *_: Any) -> None: ...
 
+        def on_silent(self, *_: Any) -> None: ...
+
     worker.start(worker_pb2.Start(room=5, prompt_token_ids=[1, 2]), Sink())
     worker.abort(5, common_pb2.Failure(cause="client_gone"))
     await split.reply()

@@ -44,15 +44,22 @@ def admit(prompt: list[int], field: str, options: SamplingOptions, routes: Seque
     """
     if not prompt:
         raise EmptyPromptError(field, f"{field} is empty: it must have at least one token")
-    fitting = _fitting_prompt(len(prompt), field, routes)
-    roomiest = max(fitting, key=_context)
+    takers = _fitting_prompt(len(prompt), field, routes)
+    roomiest = max(takers, key=_context)
     left = _context(roomiest) - len(prompt)
     max_tokens = left if options.max_tokens is None else options.max_tokens
     if max_tokens > left:
         why = f"the prompt has {len(prompt)} of {_context(roomiest)} tokens ({roomiest.limits.context.because})"
         raise OutOfRangeError(options.name("max_tokens"), max_tokens, f"[1, {left}]", why)
-    sampling = fill(options, max_tokens, eos_token_ids)
-    return Admitted(prompt, sampling, options.stop), [route for route in fitting if _context(route) >= len(prompt) + max_tokens]
+    admitted = Admitted(prompt, fill(options, max_tokens, eos_token_ids), options.stop)
+    return admitted, fitting(admitted, takers)
+
+
+def fitting(admitted: Admitted, routes: Sequence[R]) -> list[R]:
+    """The routes that can take a request that was admitted, which may be others than those that were there then."""
+    num_tokens = len(admitted.prompt)
+    whole = num_tokens + admitted.sampling.max_tokens
+    return [route for route in routes if num_tokens <= route.limits.prompt.num_tokens and whole <= _context(route)]
 
 
 def _fitting_prompt(num_tokens: int, field: str, routes: Sequence[R]) -> list[R]:

@@ -67,6 +67,7 @@ class Gateway:
             fleet=self.fleet,
             dispatcher=Dispatcher(self.rooms, Router(settings.routing), timeouts, settings.max_buffered_tokens),
             request_timeout_s=settings.request_timeout_s,
+            retries=settings.retries,
             tracer=tracing.tracer("baton.gateway"),
         )
         options = dict(SERVER_OPTIONS) | {"grpc.max_receive_message_length": settings.max_body_bytes}
@@ -93,7 +94,14 @@ class Gateway:
         await self.http.start()
         advertised = join_address(self._settings.listen.advertised_host(), self.grpc.port)
         sessions = [
-            WorkerSession(worker, gateway_id=self._instance_id, gateway_address=advertised, tls=self._settings.tls) for worker in self.fleet.workers
+            WorkerSession(
+                worker,
+                gateway_id=self._instance_id,
+                gateway_address=advertised,
+                tls=self._settings.tls,
+                silence_limit_s=self._settings.silence_limit_s,
+            )
+            for worker in self.fleet.workers
         ]
         self._tasks = [asyncio.create_task(session.run(), name=f"session {number}") for number, session in enumerate(sessions)]
         self._tasks.append(asyncio.create_task(self._follow_fleet(), name="health"))

@@ -29,6 +29,11 @@ class GatewaySettings(ServiceSettings):
     routing: RoutingPolicy = Field(default="least-load", description="How a request's servers are chosen.")
     stall_limit_s: float = Field(default=30.0, gt=0, description="Seconds without progress after which a server gets no new requests.")
 
+    silence_limit_s: float = Field(
+        default=3.0, gt=0, description="Seconds without a sign of life of a server after which other servers are preferred to it."
+    )
+    retries: int = Field(default=2, ge=0, le=10, description="Times a request whose servers fail before decode's first token is tried on others.")
+
     model_path: Path = Field(description="Hugging Face folder of the model: its tokenizer and chat template (no weights are read).")
     model_name: str | None = Field(default=None, min_length=1, description="Name that clients ask for; the folder's name when not set.")
 

@@ -11,7 +11,7 @@ from opentelemetry.trace import Span
 from structlog.stdlib import BoundLogger
 
 from baton.gateway.admission import Admitted
-from baton.gateway.fleet import Route
+from baton.gateway.fleet import Route, trusted
 from baton.gateway.live_room import LiveRoom, Timeouts
 from baton.gateway.report import Passage
 from baton.gateway.rooms import RoomTable
@@ -21,50 +21,61 @@ from baton.wire.v1 import worker_pb2
 
 
 @dataclass(frozen=True, slots=True)
+class Order:
+    """A request that was admitted: what is the same in every room that it gets. accepted_at, deadline: time.monotonic(), seconds."""
+
+    admitted: Admitted
+    accepted_at: float
+    deadline: float
+    traceparent: str
+    log: BoundLogger
+    span: Span
+
+
+@dataclass(frozen=True, slots=True)
 class Dispatcher:
     rooms: RoomTable
     router: Router
     timeouts: Timeouts
     max_buffered_tokens: int
 
-    def dispatch(
-        self,
-        admitted: Admitted,
-        routes: Sequence[Route],
-        *,
-        accepted_at: float,
-        deadline: float | None,
-        traceparent: str,
-        log: BoundLogger,
-        span: Span,
-    ) -> LiveRoom:
-        """Opens a room on one of `routes`, all of which can take the request. Raises DrainingError, OverloadedError."""
-        self.rooms.check_capacity()
-        route = self.router.choose(routes)
-        passage = Passage(accepted_at, prefill_instance=route.servers[0].instance_id, decode_instance=route.servers[-1].instance_id)
+    def dispatch(self, order: Order, routes: Sequence[Route], *, number: int = 1) -> LiveRoom:
+        """Opens a room on one of `routes`, all of which can take the request; servers that fail or are silent only where there are no others.
+
+        number: which attempt it is. Raises DrainingError, OverloadedError for the first one.
+        """
+        if number == 1:
+            self.rooms.check_capacity()
+        now = time.monotonic()
+        route = self.router.choose(trusted(routes, now) or routes)
+        for server in route.servers:
+            server.breaker.chosen(now)
+        passage = Passage(order.accepted_at, prefill_instance=route.servers[0].instance_id, decode_instance=route.servers[-1].instance_id)
+        log = order.log if number == 1 else order.log.bind(attempt=number)
         return self.rooms.open(
             lambda room, on_closed: LiveRoom(
                 room,
-                self._starts(room, admitted, route, deadline, traceparent),
+                self._starts(room, order, route),
                 passage=passage,
                 timeouts=self.timeouts,
-                deadline=deadline,
+                deadline=order.deadline,
                 max_buffered=self.max_buffered_tokens,
                 log=log.bind(room=room),
-                span=span,
+                span=order.span,
                 on_closed=on_closed,
-            )
+            ),
+            again=number > 1,
         )
 
-    def _starts(self, room: int, admitted: Admitted, route: Route, deadline: float | None, traceparent: str) -> list[tuple[Worker, worker_pb2.Start]]:
+    def _starts(self, room: int, order: Order, route: Route) -> list[tuple[Worker, worker_pb2.Start]]:
         common = worker_pb2.Start(
             room=room,
-            prompt_token_ids=admitted.prompt,
-            sampling=admitted.sampling,
-            deadline_ms=0 if deadline is None else max(1, math.ceil((deadline - time.monotonic()) * 1e3)),
+            prompt_token_ids=order.admitted.prompt,
+            sampling=order.admitted.sampling,
+            deadline_ms=max(1, math.ceil((order.deadline - time.monotonic()) * 1e3)),
             bootstrap_timeout_ms=round(self.timeouts.bootstrap_s * 1e3),
             waiting_timeout_ms=round(self.timeouts.waiting_s * 1e3),
-            traceparent=traceparent,
+            traceparent=order.traceparent,
         )
         return [(server, _with_leg(common, server, route)) for server in route.servers]
 

@@ -7,11 +7,17 @@ from __future__ import annotations
 
 import grpc
 
-from baton.wire.status import code_number, failure_message
+from baton.wire.status import code_number, failure_message, status_code
 from baton.wire.v1 import common_pb2
 
 #: Of a message, UTF-8. What a client sent is part of it, and it travels three times in gRPC's trailers, which hold 8 KiB.
 MAX_MESSAGE_BYTES = 1000
+
+#: What overload and the lack of servers have in common: they pass.
+_PASSING = (grpc.StatusCode.RESOURCE_EXHAUSTED, grpc.StatusCode.UNAVAILABLE)
+
+#: Seconds after which an overloaded or unready gateway may be asked again.
+RETRY_AFTER_S = 1
 
 
 class GatewayError(Exception):
@@ -33,6 +39,13 @@ class GatewayError(Exception):
     def violations(self) -> list[tuple[str, str]]:
         """(field, what is wrong with it); empty when no field is at fault."""
         return []
+
+    @property
+    def retry_after_s(self) -> int | None:
+        """Seconds after which the same request may be sent again; None when that would not help."""
+        failure = self.failure()
+        again = failure.origin != common_pb2.ORIGIN_CLIENT and status_code(failure.code) in _PASSING
+        return RETRY_AFTER_S if again else None
 
 
 class ModelFolderError(GatewayError):

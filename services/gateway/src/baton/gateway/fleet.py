@@ -26,6 +26,16 @@ class Route:
     def is_split(self) -> bool:
         return len(self.servers) == 2
 
+    @property
+    def instances(self) -> tuple[str, ...]:
+        """Ids of the processes that are there now."""
+        return tuple(server.instance_id for server in self.servers)
+
+
+def trusted(routes: Sequence[Route], now: float) -> list[Route]:
+    """Those whose servers all answer and have not failed again and again. `now`: time.monotonic(), seconds."""
+    return [route for route in routes if all(server.is_trusted(now) for server in route.servers)]
+
 
 class Fleet:
     """Knows which routes are usable, tells decode servers about prefill servers, and tells `on_ready` when the first route comes or the last goes.
@@ -64,6 +74,7 @@ class Fleet:
     def problems(self) -> list[str]:
         """Why servers and pairs that were named cannot be used, one text each."""
         texts = [f"{worker.name}: {worker.unusable_because}" for worker in self.workers if worker.unusable_because]
+        texts += [f"{worker.name} is avoided: {worker.avoided_because}" for worker in self.workers if worker.connected and worker.avoided_because]
         for prefill, decode in self._pairs():
             texts += [f"pair refused: {text}" for text in self._differences(prefill, decode)]
             texts += self._path_problem(prefill, decode)

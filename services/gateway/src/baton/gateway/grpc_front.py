@@ -8,7 +8,9 @@ from typing import Any, NoReturn, TypeVar
 
 import grpc
 import grpc.aio
+from google.protobuf.duration_pb2 import Duration
 from google.protobuf.message import DecodeError, Message
+from google.rpc import error_details_pb2
 
 from baton.gateway.errors import GatewayError, MalformedBodyError, MissingFieldError, WrongTypeError
 from baton.gateway.inference import Inference
@@ -155,5 +157,7 @@ def _chat_prompt(request: inference_pb2.ChatRequest) -> ChatPrompt:
 
 async def _abort(context: Context, error: GatewayError) -> NoReturn:
     status = failure_status(error.failure(), error.violations())
+    if error.retry_after_s is not None:
+        status.details.add().Pack(error_details_pb2.RetryInfo(retry_delay=Duration(seconds=error.retry_after_s)))
     await context.abort(status_code(status.code), status.message, trailing_metadata(status))
     raise AssertionError("abort returns never")

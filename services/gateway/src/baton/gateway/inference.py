@@ -16,7 +16,8 @@ from structlog.stdlib import BoundLogger
 
 from baton.gateway.admission import admit, check_tokens
 from baton.gateway.answer import AnswerText, Piece
-from baton.gateway.dispatch import Dispatcher
+from baton.gateway.attempts import Attempts
+from baton.gateway.dispatch import Dispatcher, Order
 from baton.gateway.errors import GatewayError, NotReadyError, OutOfRangeError, RequestError, RoomFailedError, UnknownModelError
 from baton.gateway.fleet import Fleet
 from baton.gateway.live_room import SETTLE_S, LiveRoom
@@ -68,12 +69,12 @@ class Answer:
     A piece may have tokens and no text yet, or text and no tokens. Iterating raises RoomFailedError when the room fails.
     """
 
-    def __init__(self, request_id: str, prompt_tokens: int, sampling: worker_pb2.Sampling, room: LiveRoom, text: AnswerText) -> None:
+    def __init__(self, request_id: str, prompt_tokens: int, sampling: worker_pb2.Sampling, attempts: Attempts, text: AnswerText) -> None:
         self.request_id = request_id
         self.seed = sampling.seed
         self.usage = inference_pb2.Usage(prompt_tokens=prompt_tokens)
         self.finish_reason: common_pb2.FinishReason.ValueType | None = None
-        self._room = room
+        self._attempts = attempts
         self._text = text
 
     def __aiter__(self) -> Answer:
@@ -82,18 +83,18 @@ class Answer:
     async def __anext__(self) -> Piece:
         if self.finish_reason is not None:
             raise StopAsyncIteration
-        tokens = await self._room.stream.take()
+        tokens = await self._attempts.take()
         if not tokens:
             return self._end()
         piece = self._text.feed(tokens)
         self.usage.completion_tokens = self._text.num_tokens
         if self._text.stopped:
-            self._room.answered("stop_string")
+            self._attempts.room.answered("stop_string")
             self.finish_reason = common_pb2.FINISH_REASON_STOP
         return piece
 
     def _end(self) -> Piece:
-        reason = self._room.stream.finish
+        reason = self._attempts.room.stream.finish
         assert reason is not None
         rest = self._text.finish(by_stop_token=reason == common_pb2.FINISH_REASON_STOP)
         # The rest of the text may itself complete a stop string.
@@ -102,9 +103,10 @@ class Answer:
 
     async def report(self) -> inference_pb2.RoomReport:
         """How the request passed through the servers. Waits a moment for a leg that has not said how it ended."""
+        room = self._attempts.room
         with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(self._room.settled.wait(), SETTLE_S + 1.0)
-        return room_report(self._room.room, self._room.machine, self._room.passage, self.usage, time.monotonic())
+            await asyncio.wait_for(room.settled.wait(), SETTLE_S + 1.0)
+        return room_report(room.room, room.machine, room.passage, self.usage, time.monotonic(), self._attempts.failed)
 
 
 class Inference:
@@ -118,6 +120,7 @@ class Inference:
         fleet: Fleet,
         dispatcher: Dispatcher,
         request_timeout_s: float,
+        retries: int,
         tracer: trace.Tracer,
     ) -> None:
         self.model_name = model_name
@@ -125,6 +128,7 @@ class Inference:
         self.fleet = fleet
         self._dispatcher = dispatcher
         self._request_timeout_s = request_timeout_s
+        self._retries = retries
         self._tracer = tracer
 
     def models(self) -> list[inference_pb2.Model]:
@@ -149,7 +153,7 @@ class Inference:
         request_id = request.request_id or f"req-{secrets.token_hex(12)}"
         request_log = _with_trace(log.bind(request_id=request_id), span)
         try:
-            answer, room = await self._open_room(request, request_id, request_log, span)
+            answer, attempts = await self._open_room(request, request_id, request_log, span)
         except GatewayError as error:
             _note_refusal(error, request_log, span)
             raise
@@ -157,22 +161,23 @@ class Inference:
             span.end()
             raise
         handler = _Handler(self._deadline(request))
-        room.on_failed = handler.room_failed
-        if room.failure is not None:
+        attempts.on_failed = handler.room_failed
+        if attempts.over:
             handler.room_failed()
         try:
             yield answer
         except BaseException as error:
+            room = attempts.room
             room.cancel(_why_left(error, room))
             if handler.evicted:
                 raise RoomFailedError(room.failure or _not_taken(room)) from error
             raise
         finally:
             handler.close()
-            room.cancel(_client_gone(room))  # ignored when the answer is complete
-            self._note_end(answer, room, request_log.bind(room=room.room), span)
+            attempts.room.cancel(_client_gone(attempts.room))  # ignored when the answer is complete
+            self._note_end(answer, attempts, request_log.bind(room=attempts.room.room), span)
 
-    async def _open_room(self, request: InferenceRequest, request_id: str, request_log: BoundLogger, span: Span) -> tuple[Answer, LiveRoom]:
+    async def _open_room(self, request: InferenceRequest, request_id: str, request_log: BoundLogger, span: Span) -> tuple[Answer, Attempts]:
         _check_request_id(request.request_id)
         self.check_model(request.model)
         vocab_size = self._vocab_size()
@@ -183,20 +188,20 @@ class Inference:
             check_tokens(prompt, request.prompt.field, vocab_size)
         if not self.fleet.routes:
             raise NotReadyError("no pair of prefill and decode servers and no plain server can be used now: " + "; ".join(self.fleet.problems()))
-        admitted, routes = admit(prompt, request.prompt.field, request.sampling, self.fleet.routes, self.tokenizer.eos_token_ids)
-        room = self._dispatcher.dispatch(
+        admitted, _ = admit(prompt, request.prompt.field, request.sampling, self.fleet.routes, self.tokenizer.eos_token_ids)
+        order = Order(
             admitted,
-            routes,
             accepted_at=request.accepted_at,
             deadline=self._deadline(request),
             traceparent=inject_traceparent(trace.set_span_in_context(span)),
             log=request_log,
             span=span,
         )
-        span.set_attributes({"baton.room": str(room.room), "baton.request_id": request_id, "baton.prompt_tokens": len(prompt)})
+        attempts = Attempts(order, self._dispatcher, self.fleet, self._retries)
+        span.set_attributes({"baton.room": str(attempts.room.room), "baton.request_id": request_id, "baton.prompt_tokens": len(prompt)})
         sampling = admitted.sampling
         text = AnswerText(self.tokenizer.decode, admitted.stop, sampling.stop_token_ids, sampling.min_tokens)
-        return Answer(request_id, len(prompt), sampling, room, text), room
+        return Answer(request_id, len(prompt), sampling, attempts, text), attempts
 
     def _deadline(self, request: InferenceRequest) -> float:
         own = request.accepted_at + self._request_timeout_s
@@ -208,8 +213,8 @@ class Inference:
         return min(known, default=self.tokenizer.vocab_size)
 
     @staticmethod
-    def _note_end(answer: Answer, room: LiveRoom, room_log: BoundLogger, span: Span) -> None:
-        passage = room.passage
+    def _note_end(answer: Answer, attempts: Attempts, room_log: BoundLogger, span: Span) -> None:
+        room, passage = attempts.room, attempts.room.passage
         if room.failure is not None:
             span.set_status(StatusCode.ERROR, room.failure.cause)
         else:
@@ -220,7 +225,11 @@ class Inference:
                 completion_tokens=answer.usage.completion_tokens,
                 ttft_ms=round(passage.ttft_ms, 3),
                 mean_itl_ms=round(passage.mean_itl_ms, 3),
+                attempts=attempts.count,
+                retried=[attempt.why() for attempt in attempts.failed],
             )
+        if attempts.failed:
+            span.set_attributes({"baton.room": str(room.room), "baton.attempts": attempts.count})
         span.set_attribute("baton.completion_tokens", answer.usage.completion_tokens)
         span.end()
 

@@ -13,6 +13,7 @@ from structlog.stdlib import BoundLogger
 
 from baton.gateway.errors import GatewayError
 from baton.gateway.report import Passage
+from baton.gateway.retry import is_chargeable
 from baton.gateway.room import Event, Room, State, Verdict
 from baton.gateway.tokens import TokenConflictError, TokenMerge, TokenStream
 from baton.gateway.worker import ORIGINS, Leg, Worker
@@ -77,6 +78,8 @@ class LiveRoom:
         self.failure: common_pb2.Failure | None = None
         self.settled = asyncio.Event()
         self.on_failed: Callable[[], None] | None = None
+        #: Asked when a server of this room is silent: whether the room is to fail, because another can take its place.
+        self.may_leave: Callable[[common_pb2.Failure], bool] | None = None
         self.num_repeated_events = 0
         self._starts = starts
         self._legs: dict[Leg, Worker] = {}
@@ -105,7 +108,9 @@ class LiveRoom:
             try:
                 worker.start(start, self)
             except GatewayError as error:
-                self._fail(error.failure(), None)
+                refused = error.failure()
+                refused.origin = ORIGINS[worker.leg]
+                self._fail(refused, None)
             else:
                 self._legs[worker.leg] = worker
         self._log.info("room opened", prompt_tokens=len(self._starts[0][1].prompt_token_ids), servers=[w.instance_id for w, _ in self._starts])
@@ -135,7 +140,7 @@ class LiveRoom:
             return
         if not following:
             return
-        if self.passage.first_token_at is None:
+        if self.passage.num_tokens == 0:
             self._apply(Event.FIRST_TOKEN)
         self.passage.token(time.monotonic(), len(following))
         if not self.stream.push(following):
@@ -147,7 +152,9 @@ class LiveRoom:
     def on_event(self, leg: Leg, event: worker_pb2.RoomEvent) -> None:
         kind = event.WhichOneof("event") or "nothing"
         if kind == "failed":
-            self._leg_failed(leg, self._with_author(event.failed, leg))
+            failure = self._with_author(event.failed, leg)
+            self._charge(leg, failure)
+            self._leg_failed(leg, failure)
             return
         known = _EVENTS[leg].get(kind)
         if known is None:
@@ -155,6 +162,8 @@ class LiveRoom:
             return
         self._note_details(event, kind)
         self._apply(known)
+        if known in (Event.TRANSFERRED, Event.KV_READY, Event.FINISHED):
+            self._worker_of(leg).breaker.succeeded()
         if known in (Event.TRANSFERRED, Event.FINISHED):
             self._leg_over(leg)
         self._check_complete()
@@ -162,7 +171,22 @@ class LiveRoom:
     def on_lost(self, leg: Leg, failure: common_pb2.Failure) -> None:
         self._leg_failed(leg, self._with_author(failure, leg))
 
+    def on_silent(self, leg: Leg, failure: common_pb2.Failure) -> None:
+        whole = self._with_author(failure, leg)
+        if not self._answered and self.failure is None and self.may_leave is not None and self.may_leave(whole):
+            self._fail(whole, None)
+
     # --- inside ---------------------------------------------------------------------------------------------------------------
+
+    def _worker_of(self, leg: Leg) -> Worker:
+        return next(worker for worker, _ in self._starts if worker.leg is leg)
+
+    def _charge(self, leg: Leg, failure: common_pb2.Failure) -> None:
+        """To the server that says it of itself. What one says of the other is no proof: the other says it too, or its session ends."""
+        worker = self._worker_of(leg)
+        if failure.origin == ORIGINS[leg] and is_chargeable(failure) and worker.breaker.failed(time.monotonic()):
+            worker.counters["breaker_opened"] += 1
+            self._log.warning("breaker open", leg=leg.value, worker=worker.instance_id, cause=failure.cause)
 
     def _note_details(self, event: worker_pb2.RoomEvent, kind: str) -> None:
         if kind == "transferred":

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from baton.gateway.retry import FailedAttempt
 from baton.gateway.room import Room
 from baton.wire.v1 import inference_pb2
 
@@ -31,6 +33,11 @@ class Passage:
         self.num_tokens += num_tokens
 
     @property
+    def servers(self) -> tuple[str, ...]:
+        """The instances it runs on, prefill first; one for a plain server."""
+        return tuple(dict.fromkeys((self.prefill_instance, self.decode_instance)))
+
+    @property
     def ttft_ms(self) -> float:
         return 0.0 if self.first_token_at is None else (self.first_token_at - self.accepted_at) * 1e3
 
@@ -42,8 +49,10 @@ class Passage:
         return (self.last_token_at - self.first_token_at) * 1e3 / (self.num_tokens - 1)
 
 
-def room_report(room: int, machine: Room, passage: Passage, usage: inference_pb2.Usage, now: float) -> inference_pb2.RoomReport:
-    """All times in milliseconds since the gateway accepted the request."""
+def room_report(
+    room: int, machine: Room, passage: Passage, usage: inference_pb2.Usage, now: float, failed: Sequence[FailedAttempt] = ()
+) -> inference_pb2.RoomReport:
+    """All times in milliseconds since the gateway accepted the request. `failed`: the request's rooms before this one."""
     end = now if passage.ended_at is None else passage.ended_at
     report = inference_pb2.RoomReport(
         room=room,
@@ -57,6 +66,10 @@ def room_report(room: int, machine: Room, passage: Passage, usage: inference_pb2
         mean_itl_ms=passage.mean_itl_ms,
         total_ms=(end - passage.accepted_at) * 1e3,
         usage=usage,
+        failed_attempts=[
+            inference_pb2.FailedAttempt(room=one.room, prefill_instance=one.servers[0], decode_instance=one.servers[-1], failure=one.failure)
+            for one in failed
+        ],
     )
     if passage.transfer is not None:
         report.transfer.CopyFrom(passage.transfer)

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import secrets
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 from baton.gateway.errors import DrainingError, OverloadedError
 from baton.gateway.live_room import LiveRoom
@@ -27,16 +28,30 @@ class RoomTable:
         #: "success", or (origin, stage, cause) of a failure -> how many.
         self.outcomes: Counter[str | tuple[str, str, str]] = Counter()
         self.counters: Counter[str] = Counter()
+        #: (origin, stage, cause) of a failure that was answered by another room -> how many.
+        self.retries: Counter[tuple[str, str, str]] = Counter()
+        self._num_between = 0
 
     def __len__(self) -> int:
-        return len(self._rooms)
+        return len(self._rooms) + self._num_between
+
+    @contextlib.contextmanager
+    def between(self) -> Iterator[None]:
+        """A request has left its room and may get another: it keeps its place, and a drain waits for it."""
+        self._num_between += 1
+        self._idle.clear()
+        try:
+            yield
+        finally:
+            self._num_between -= 1
+            self._note_idle()
 
     def check_capacity(self) -> None:
         """Raises DrainingError, OverloadedError."""
         if self.draining:
             raise DrainingError
-        if len(self._rooms) >= self._max_rooms:
-            raise OverloadedError(f"{len(self._rooms)} requests are open, the limit is {self._max_rooms} (--max-rooms): try again later")
+        if len(self) >= self._max_rooms:
+            raise OverloadedError(f"{len(self)} requests are open, the limit is {self._max_rooms} (--max-rooms): try again later")
 
     def draw(self) -> int:
         """A room number that nobody can guess and that is not in use: random, 63 bit, not 0."""
@@ -45,9 +60,10 @@ class RoomTable:
             if room not in self._rooms:
                 return room
 
-    def open(self, make: Callable[[int, Callable[[LiveRoom], None]], LiveRoom]) -> LiveRoom:
-        """Makes a room with a fresh number, and begins it. Raises DrainingError, OverloadedError."""
-        self.check_capacity()
+    def open(self, make: Callable[[int, Callable[[LiveRoom], None]], LiveRoom], *, again: bool = False) -> LiveRoom:
+        """Makes a room with a fresh number, and begins it. Raises DrainingError, OverloadedError, except for a request that was taken before."""
+        if not again:
+            self.check_capacity()
         room = make(self.draw(), self._on_closed)
         self._rooms[room.room] = room
         self._idle.clear()
@@ -75,5 +91,8 @@ class RoomTable:
         key = "success" if failure is None else (origin_name(failure.origin), stage_name(failure.stage), failure.cause)
         self.outcomes[key] += 1
         self.counters["events_repeated"] += room.num_repeated_events
-        if not self._rooms:
+        self._note_idle()
+
+    def _note_idle(self) -> None:
+        if not len(self):
             self._idle.set()

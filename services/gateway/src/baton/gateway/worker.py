@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import enum
+import time
 from collections import Counter
 from dataclasses import dataclass
 from typing import Protocol
 
 import grpc
 
+from baton.gateway.breaker import Breaker
 from baton.gateway.errors import NotReadyError, WorkerProtocolError
 from baton.gateway.outbox import Outbox
 from baton.wire.status import code_number
@@ -41,6 +43,8 @@ class RoomSink(Protocol):
 
     def on_lost(self, leg: Leg, failure: common_pb2.Failure) -> None: ...
 
+    def on_silent(self, leg: Leg, failure: common_pb2.Failure) -> None: ...
+
 
 class FleetListener(Protocol):
     """Who hears that a worker came, went, or changed what it can take."""
@@ -69,6 +73,10 @@ class Worker:
         self.problem = "not connected yet"
         self.listener: FleetListener | None = None
         self.counters: Counter[str] = Counter()
+        self.breaker = Breaker()
+        #: When its process last gave a sign of life (time.monotonic(), seconds), and whether that is too long ago.
+        self.heard_at = 0.0
+        self.silent = False
         self._min_vocab_size = min_vocab_size
         self._stall_limit_s = stall_limit_s
         self._rooms: dict[int, _Held] = {}
@@ -117,6 +125,16 @@ class Worker:
         if not self.load.total_pages:
             return "it has not said how many KV pages it has"
         return ""
+
+    @property
+    def avoided_because(self) -> str:
+        """Why others are preferred to it; empty when none are."""
+        if self.silent:
+            return "it gives no sign of life"
+        return "its last requests failed one after the other" if self.breaker.is_open else ""
+
+    def is_trusted(self, now: float) -> bool:
+        return not self.silent and self.breaker.allows(now)
 
     def path_to(self, prefill: Worker) -> worker_pb2.PeerState:
         """How this decode server says that its pair with `prefill` is. No instance id: not connected, or to an earlier process there."""
@@ -180,6 +198,7 @@ class Worker:
         self.draining = info.draining
         self.connected = True
         self.problem = ""
+        self.heard(time.monotonic())
         self._changed()
 
     def went(self, problem: str) -> None:
@@ -187,17 +206,33 @@ class Worker:
         was_connected, self.connected, self.problem = self.connected, False, problem
         self.outbox.clear()
         rooms, self._rooms, self._outstanding_tokens = self._rooms, {}, 0
+        if rooms:  # one failure, however many rooms it ended
+            self.breaker.failed(time.monotonic())
+        self.silent = False
         for held in rooms.values():
             held.sink.on_lost(self.leg, self._lost_failure())
         if was_connected:
             self._changed()
 
+    def heard(self, at: float) -> None:
+        """The process gave a sign of life."""
+        self.heard_at = at
+        self.silent = False
+
+    def fell_silent(self, age_s: float) -> None:
+        """It has given no sign of life for `age_s`: requests are sent elsewhere, and rooms that can still leave it do."""
+        self.silent = True
+        self.counters["silences"] += 1
+        failure = self._failure("silent", f"{self.name} has given no sign of life for {age_s:.1f} s")
+        for held in list(self._rooms.values()):
+            held.sink.on_silent(self.leg, failure)
+
     def _lost_failure(self) -> common_pb2.Failure:
+        return self._failure("lost", f"{self.name} was lost: {self.problem}")
+
+    def _failure(self, what: str, message: str) -> common_pb2.Failure:
         return common_pb2.Failure(
-            code=code_number(grpc.StatusCode.UNAVAILABLE),
-            origin=ORIGINS[self.leg],
-            cause=f"{self.leg.value}_lost",
-            message=f"{self.name} was lost: {self.problem}",
+            code=code_number(grpc.StatusCode.UNAVAILABLE), origin=ORIGINS[self.leg], cause=f"{self.leg.value}_{what}", message=message
         )
 
     def take(self, report: worker_pb2.Report) -> None:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import random
+import time
 
 import grpc
 import grpc.aio
@@ -26,8 +28,9 @@ SessionCall = grpc.aio.StreamStreamCall[worker_pb2.Command, worker_pb2.Report]
 class WorkerSession:
     """Keeps `worker` connected until it is cancelled."""
 
-    def __init__(self, worker: Worker, *, gateway_id: str, gateway_address: str, tls: TlsSettings) -> None:
+    def __init__(self, worker: Worker, *, gateway_id: str, gateway_address: str, tls: TlsSettings, silence_limit_s: float) -> None:
         self._worker = worker
+        self._silence_limit_s = silence_limit_s
         self._attach = worker_pb2.Attach(gateway_id=gateway_id, gateway_address=gateway_address)
         self._tls = tls
         self._log = log.bind(role=worker.leg.value, address=worker.address)
@@ -57,16 +60,17 @@ class WorkerSession:
         async with open_channel(self._worker.address, self._tls, CHANNEL_OPTIONS) as channel:
             stub = worker_pb2_grpc.WorkerStub(channel)
             call: SessionCall = stub.Session()
-            writer: asyncio.Task[None] | None = None
+            helpers: list[asyncio.Task[None]] = []
             try:
                 await self._greet(stub, call)
-                writer = asyncio.create_task(self._write(call), name=f"commands to {self._worker.address}")
+                helpers.append(asyncio.create_task(self._write(call), name=f"commands to {self._worker.address}"))
+                helpers.append(asyncio.create_task(self._listen(stub), name=f"signs of life of {self._worker.address}"))
                 await self._read(call)
             finally:
                 call.cancel()
-                if writer is not None:
-                    writer.cancel()
-                    await asyncio.gather(writer, return_exceptions=True)
+                for helper in helpers:
+                    helper.cancel()
+                await asyncio.gather(*helpers, return_exceptions=True)
         return "it closed the session"
 
     async def _greet(self, stub: worker_pb2_grpc.WorkerAsyncStub, call: SessionCall) -> None:
@@ -85,7 +89,42 @@ class WorkerSession:
 
     async def _read(self, call: SessionCall) -> None:
         while isinstance(report := await call.read(), worker_pb2.Report):
+            self._worker.heard(time.monotonic())
             self._worker.take(report)
+
+    async def _listen(self, stub: worker_pb2_grpc.WorkerAsyncStub) -> None:
+        """Asks a worker that says nothing whether it is there: an idle one is silent too, and gRPC finds a frozen process only after 15 s.
+
+        Time in which this process itself stood still is not counted against the worker.
+        """
+        worker, interval_s = self._worker, self._silence_limit_s / 4
+        asking: asyncio.Task[None] | None = None
+        counted_from = time.monotonic()
+        try:
+            while True:
+                before = time.monotonic()
+                await asyncio.sleep(interval_s)
+                now = time.monotonic()
+                if now - before > 2 * interval_s:
+                    counted_from = now
+                age_s = now - max(worker.heard_at, counted_from)
+                if age_s > self._silence_limit_s and not worker.silent:
+                    self._log.warning("worker silent", worker=worker.instance_id, silent_s=round(age_s, 3), rooms=worker.num_rooms)
+                    worker.fell_silent(age_s)
+                if age_s >= interval_s and (asking is None or asking.done()):
+                    asking = asyncio.create_task(self._ask(stub), name=f"question to {worker.address}")
+        finally:
+            if asking is not None:
+                asking.cancel()
+                await asyncio.gather(asking, return_exceptions=True)
+
+    async def _ask(self, stub: worker_pb2_grpc.WorkerAsyncStub) -> None:
+        """No answer is no sign of life; that the connection broke, the session's reader sees as well."""
+        with contextlib.suppress(grpc.aio.AioRpcError):
+            await stub.Describe(worker_pb2.DescribeRequest(), timeout=self._silence_limit_s)
+            if self._worker.silent:
+                self._log.info("worker heard again", worker=self._worker.instance_id)
+            self._worker.heard(time.monotonic())
 
     async def _write(self, call: SessionCall) -> None:
         """Ends when the stream is broken, which the reader sees as well."""

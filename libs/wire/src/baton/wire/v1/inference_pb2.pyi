@@ -302,6 +302,7 @@ class RoomReport(_message.Message):
     MEAN_ITL_MS_FIELD_NUMBER: _builtins.int
     TOTAL_MS_FIELD_NUMBER: _builtins.int
     USAGE_FIELD_NUMBER: _builtins.int
+    FAILED_ATTEMPTS_FIELD_NUMBER: _builtins.int
     room: _builtins.int
     prefill_instance: _builtins.str
     decode_instance: _builtins.str
@@ -314,6 +315,10 @@ class RoomReport(_message.Message):
     def transfer(self) -> Global___TransferReport: ...
     @_builtins.property
     def usage(self) -> Global___Usage: ...
+    @_builtins.property
+    def failed_attempts(self) -> _containers.RepeatedCompositeFieldContainer[Global___FailedAttempt]:
+        """Rooms that the request had before this one, each ended by a server's failure before a token had come. Empty: one attempt was enough."""
+
     def __init__(
         self,
         *,
@@ -326,14 +331,45 @@ class RoomReport(_message.Message):
         mean_itl_ms: _builtins.float = ...,
         total_ms: _builtins.float = ...,
         usage: Global___Usage | None = ...,
+        failed_attempts: _abc.Iterable[Global___FailedAttempt] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["transfer", b"transfer", "usage", b"usage"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["decode_instance", b"decode_instance", "mean_itl_ms", b"mean_itl_ms", "prefill_instance", b"prefill_instance", "room", b"room", "states", b"states", "total_ms", b"total_ms", "transfer", b"transfer", "ttft_ms", b"ttft_ms", "usage", b"usage"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["decode_instance", b"decode_instance", "failed_attempts", b"failed_attempts", "mean_itl_ms", b"mean_itl_ms", "prefill_instance", b"prefill_instance", "room", b"room", "states", b"states", "total_ms", b"total_ms", "transfer", b"transfer", "ttft_ms", b"ttft_ms", "usage", b"usage"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___RoomReport: _TypeAlias = RoomReport  # noqa: Y015
+
+@_typing.final
+class FailedAttempt(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ROOM_FIELD_NUMBER: _builtins.int
+    PREFILL_INSTANCE_FIELD_NUMBER: _builtins.int
+    DECODE_INSTANCE_FIELD_NUMBER: _builtins.int
+    FAILURE_FIELD_NUMBER: _builtins.int
+    room: _builtins.int
+    prefill_instance: _builtins.str
+    decode_instance: _builtins.str
+    """The same as `prefill_instance` for a plain server."""
+    @_builtins.property
+    def failure(self) -> _common_pb2.Failure: ...
+    def __init__(
+        self,
+        *,
+        room: _builtins.int = ...,
+        prefill_instance: _builtins.str = ...,
+        decode_instance: _builtins.str = ...,
+        failure: _common_pb2.Failure | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["failure", b"failure"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["decode_instance", b"decode_instance", "failure", b"failure", "prefill_instance", b"prefill_instance", "room", b"room"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___FailedAttempt: _TypeAlias = FailedAttempt  # noqa: Y015
 
 @_typing.final
 class StateSpan(_message.Message):

@@ -27,9 +27,6 @@ _STATUS: dict[grpc.StatusCode, int] = {
     grpc.StatusCode.DEADLINE_EXCEEDED: 504,
 }
 
-#: Seconds after which an overloaded or unready gateway may be asked again.
-RETRY_AFTER_S = 1
-
 
 def status_of(error: GatewayError) -> int:
     """500 for what has no better one."""
@@ -48,13 +45,15 @@ def error_body(error: GatewayError) -> dict[str, Any]:
     body: dict[str, Any] = {"message": str(error), "type": kind, "param": fields[0] if fields else None, "code": error.cause}
     failure = error.failure()
     if failure.stage:
-        body |= {"origin": origin_name(failure.origin), "stage": stage_name(failure.stage)}
+        body |= {"origin": origin_name(failure.origin), "stage": stage_name(failure.stage), "elapsed_ms": failure.elapsed_ms}
+    if failure.allowed_ms:
+        body["allowed_ms"] = failure.allowed_ms
     return {"error": body}
 
 
 def error_response(error: GatewayError) -> Response:
     status = status_of(error)
-    headers = {"retry-after": str(RETRY_AFTER_S)} if status in (429, 503) else {}
+    headers = {} if error.retry_after_s is None else {"retry-after": str(error.retry_after_s)}
     if status == 413:
         headers["connection"] = "close"  # what is left of a body that was not read to its end is not the next request
     return json_response(error_body(error), status, headers)

@@ -1,0 +1,114 @@
+"""When a server is left alone, and what may be tried again where: pure policy."""
+
+from __future__ import annotations
+
+import grpc
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from baton.gateway.breaker import FIRST_PAUSE_S, MAX_PAUSE_S, THRESHOLD, Breaker
+from baton.gateway.retry import FIRST_BACKOFF_S, MAX_BACKOFF_S, FailedAttempt, backoff_s, is_chargeable, is_retryable
+from baton.wire.status import code_number
+from baton.wire.v1 import common_pb2
+
+
+def opened() -> Breaker:
+    breaker = Breaker(jitter=lambda: 1.0)
+    for _ in range(THRESHOLD):
+        breaker.failed(0.0)
+    return breaker
+
+
+def test_it_opens_at_the_threshold_and_a_success_starts_the_count_again() -> None:
+    breaker = Breaker(jitter=lambda: 1.0)
+    for _ in range(3):
+        assert [breaker.failed(0.0) for _ in range(THRESHOLD - 1)] == [False] * (THRESHOLD - 1)
+        breaker.succeeded()
+    assert breaker.allows(0.0)
+    assert [breaker.failed(0.0) for _ in range(THRESHOLD)][-1]
+    assert breaker.is_open
+    assert not breaker.allows(FIRST_PAUSE_S - 0.01)
+
+
+def test_after_the_pause_one_request_finds_out() -> None:
+    breaker = opened()
+    assert breaker.allows(FIRST_PAUSE_S)
+    breaker.chosen(FIRST_PAUSE_S)
+    assert not breaker.allows(FIRST_PAUSE_S)
+    breaker.succeeded()
+    assert breaker.allows(FIRST_PAUSE_S)
+    assert not breaker.is_open
+
+
+def test_a_probe_that_says_nothing_does_not_keep_it_closed_for_ever() -> None:
+    breaker = opened()
+    breaker.chosen(FIRST_PAUSE_S)
+    assert not breaker.allows(1.9 * FIRST_PAUSE_S)
+    assert breaker.allows(2 * FIRST_PAUSE_S)
+
+
+def test_each_failed_probe_doubles_the_pause_up_to_a_limit() -> None:
+    breaker, now, pause_s = opened(), FIRST_PAUSE_S, FIRST_PAUSE_S
+    for _ in range(10):
+        breaker.chosen(now)
+        assert breaker.failed(now)
+        pause_s = min(2 * pause_s, MAX_PAUSE_S)
+        assert not breaker.allows(now + pause_s - 0.01)
+        now += pause_s
+        assert breaker.allows(now)
+
+
+def test_what_was_sent_before_it_opened_does_not_lengthen_the_pause() -> None:
+    breaker = opened()
+    assert not any(breaker.failed(0.5) for _ in range(50))
+    assert breaker.allows(FIRST_PAUSE_S)
+
+
+def failure(code: grpc.StatusCode, origin: common_pb2.Origin.ValueType = common_pb2.ORIGIN_DECODE) -> common_pb2.Failure:
+    return common_pb2.Failure(code=code_number(code), origin=origin, cause="c")
+
+
+RETRYABLE = {grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.RESOURCE_EXHAUSTED, grpc.StatusCode.INTERNAL, grpc.StatusCode.DATA_LOSS}
+
+
+@pytest.mark.parametrize("code", list(grpc.StatusCode), ids=lambda code: code.name)
+def test_only_a_servers_failure_is_tried_again(code: grpc.StatusCode) -> None:
+    for origin in (common_pb2.ORIGIN_PREFILL, common_pb2.ORIGIN_DECODE, common_pb2.ORIGIN_TRANSFER):
+        assert is_retryable(failure(code, origin)) is (code in RETRYABLE)
+    for origin in (common_pb2.ORIGIN_CLIENT, common_pb2.ORIGIN_GATEWAY, common_pb2.ORIGIN_UNSPECIFIED):
+        assert not is_retryable(failure(code, origin))
+
+
+def test_overload_is_not_failure() -> None:
+    assert is_chargeable(failure(grpc.StatusCode.UNAVAILABLE))
+    assert not is_chargeable(failure(grpc.StatusCode.RESOURCE_EXHAUSTED))
+    assert not is_chargeable(failure(grpc.StatusCode.INVALID_ARGUMENT))
+
+
+@pytest.mark.parametrize(
+    ("origin", "free"),
+    [
+        (common_pb2.ORIGIN_PREFILL, {("p2", "d1"), ("p2", "d2"), ("x",)}),
+        (common_pb2.ORIGIN_DECODE, {("p1", "d2"), ("p2", "d2"), ("x",)}),
+        (common_pb2.ORIGIN_TRANSFER, {("p1", "d2"), ("p2", "d1"), ("p2", "d2"), ("x",)}),
+    ],
+)
+def test_the_leg_that_failed_is_excluded_or_else_the_pair(origin: common_pb2.Origin.ValueType, free: set[tuple[str, ...]]) -> None:
+    attempt = FailedAttempt(1, ("p1", "d1"), failure(grpc.StatusCode.UNAVAILABLE, origin))
+    routes = [(prefill, decode) for prefill in ("p1", "p2") for decode in ("d1", "d2")]
+    assert {route for route in [*routes, ("x",)] if not attempt.excludes(route)} == free
+
+
+def test_a_plain_server_that_failed_is_excluded() -> None:
+    attempt = FailedAttempt(1, ("x",), failure(grpc.StatusCode.UNAVAILABLE))
+    assert attempt.excludes(("x",))
+    assert not attempt.excludes(("y",))
+
+
+@given(st.integers(1, 50))
+def test_the_backoff_is_bounded_and_jittered(num_failed: int) -> None:
+    most_s = min(FIRST_BACKOFF_S * 2.0 ** (num_failed - 1), MAX_BACKOFF_S)
+    pauses = [backoff_s(num_failed) for _ in range(20)]
+    assert all(most_s / 2 <= pause <= most_s for pause in pauses)
+    assert len(set(pauses)) > 1
