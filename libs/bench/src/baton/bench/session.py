@@ -70,7 +70,7 @@ class Contestant:
 async def measure(plan: Plan, contestants: Sequence[Contestant], folder: Path, progress: Progress) -> list[Path]:
     """One run file a contestant in `folder` (created). Repeats go round in turns, every other round backwards.
 
-    Raises SettingError for a plan that does not fit its workload, before anything is sent."""
+    Raises SettingError for a plan that does not fit its workload, or a run file that is there already, before anything is sent."""
     writers = _open_writers(plan, contestants, folder)
     try:
         for repeat in range(plan.num_repeats):
@@ -124,6 +124,8 @@ def _open_writers(plan: Plan, contestants: Sequence[Contestant], folder: Path) -
     _, requests = plan.requests_of(workload)
     arrivals = build_arrivals(plan.arrivals, requests).describe()
     folder.mkdir(parents=True, exist_ok=True)
+    for name in names:
+        require(not (folder / f"{name}.jsonl").exists(), "folder", str(folder), f"one without a {name}.jsonl: an earlier run is not written over")
     session, now = uuid.uuid4().hex, datetime.now(UTC).isoformat(timespec="seconds")
     machine = f"{platform.system()} {platform.release()} {platform.machine()}, Python {platform.python_version()}"
     writers = []
