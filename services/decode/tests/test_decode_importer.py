@@ -6,6 +6,7 @@ import random
 import threading
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -19,7 +20,7 @@ from baton.engine.ports import Freed, ImportEvent, Landed, LandingFailed, Reserv
 from baton.engine.types import Extent, Failure, Request, SamplingParams
 from baton.kvtransfer import STATUS_DECLINED, AgentConfig, Doorbell, digest, open_agent
 from baton.wire.v1 import bootstrap_pb2
-from baton.workerkit import DecodePeer
+from baton.workerkit import DecodePeer, HostPageHash
 from baton.workerkit.runs import digest_runs
 
 LAYOUT = KVLayout(num_layers=2, num_kv_heads=1, head_dim=4, page_size=4, num_pages=16, itemsize=4)
@@ -38,7 +39,8 @@ class Decode:
         self.source = self.sender.allocate(LAYOUT.pool_bytes)
         np.frombuffer(self.source.buffer, dtype=np.uint8)[:] = 7
         self.links: dict[str, PrefillLink] = {}
-        self.importer = Importer(LAYOUT, self.region, self, DigestSampler(digests), link_wait_s=5.0, revoke_timeout_s=2.0)  # type: ignore[arg-type]
+        page_hash = HostPageHash(LAYOUT, partial(digest, self.region))
+        self.importer = Importer(LAYOUT, page_hash, self, DigestSampler(digests), link_wait_s=5.0, revoke_timeout_s=2.0)  # type: ignore[arg-type]
         self.agent.on_doorbell(self.importer.doorbell)
         self.sent: list[bootstrap_pb2.FromDecode] = []
         self.events: list[ImportEvent] = []

@@ -88,6 +88,18 @@ def test_a_prompt_that_decode_holds_whole_only_rings_the_bell(prefill) -> None:
     assert done.stats.exposed_s < 5
 
 
+def test_a_digest_of_another_kind_is_declined_before_a_byte_is_written(prefill) -> None:
+    decode = prefill.decode()
+    decode.link.page_hash = "mix64-pages"
+    prefill.expect(7)
+    prefill.exporter.published(decode.publish(7, digest=True))
+    over = prefill.until_over(7)
+    assert isinstance(over, SendFailed)
+    assert over.failure.cause == "page_hash"
+    assert [kind for kind, _, _ in decode.said()] == ["declined"]
+    assert prefill.names() == [("SendFailed", 7)]
+
+
 def test_the_digest_is_that_of_the_landed_bytes(prefill, target) -> None:
     decode = prefill.decode()
     prefill.expect(7)

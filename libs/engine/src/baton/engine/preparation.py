@@ -9,6 +9,7 @@ import torch
 
 from baton.engine.config import ITEMSIZES, EngineConfig, plan_layout
 from baton.engine.device.model import DeviceModel
+from baton.engine.device.page_hash import DevicePageHash
 from baton.engine.errors import InvalidSettingError
 from baton.engine.layout import KVLayout
 from baton.engine.loader import load_model, torch_device
@@ -39,6 +40,10 @@ class Prepared:
         if isinstance(self.model, LlamaModel):
             return None
         return KVPool(self.layout, self.model.dtype, device=self.model.device)
+
+    def page_hash(self, pool: KVPool | None) -> DevicePageHash | None:
+        """The digest of pages in `device_pool`; None where that is None."""
+        return None if pool is None else DevicePageHash(pool)
 
 
 def prepare(

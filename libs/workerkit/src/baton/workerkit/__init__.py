@@ -6,6 +6,7 @@ from baton.workerkit.front import Description, WorkerFront
 from baton.workerkit.groups import EngineSettings, TransferSettings
 from baton.workerkit.host import EngineHost, HostedEngine
 from baton.workerkit.intake import DecodePeer, Limits, PrefillPeer
+from baton.workerkit.page_hash import HostPageHash, PageHash
 from baton.workerkit.progress import ProgressWatch
 from baton.workerkit.reaper import Reaper
 from baton.workerkit.refusing import RefusingInference
@@ -16,9 +17,11 @@ __all__ = [
     "Description",
     "EngineHost",
     "EngineSettings",
+    "HostPageHash",
     "HostStoppedError",
     "HostedEngine",
     "Limits",
+    "PageHash",
     "PrefillPeer",
     "ProgressWatch",
     "Reaper",

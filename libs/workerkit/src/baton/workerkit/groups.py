@@ -9,11 +9,14 @@ from pydantic import Field, model_validator
 
 from baton.engine import Fingerprint, Role, fingerprint
 from baton.engine.config import EngineConfig
-from baton.servicekit import SettingsGroup
-from baton.workerkit.loading import LoadLog
+from baton.engine.progress import ProgressLog
+from baton.servicekit import SettingsGroup, get_logger
 
 if TYPE_CHECKING:
     from baton.engine import Prepared
+
+
+log = get_logger(__name__)
 
 
 class EngineSettings(SettingsGroup):
@@ -58,7 +61,7 @@ class EngineSettings(SettingsGroup):
             device=self.device,
             load_format=self.load_format,
             memory_fraction=self.memory_fraction,
-            progress=LoadLog(),
+            progress=ProgressLog(log.info),
         )
 
     def fingerprint(self, prepared: Prepared) -> Fingerprint:

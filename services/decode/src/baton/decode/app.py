@@ -18,8 +18,8 @@ from baton.decode.importer import Importer
 from baton.decode.peer import Doors
 from baton.decode.peers import PeerSet
 from baton.decode.sampling import DigestSampler
-from baton.engine import EngineError, InvalidSettingError, Role
-from baton.kvtransfer import Agent, AgentConfig, Region, TransferError, open_agent
+from baton.engine import EngineError, Role
+from baton.kvtransfer import Agent, AgentConfig, Region, TransferError, digest, open_agent
 from baton.kvtransfer.identity import Identity
 from baton.servicekit import (
     GrpcServer,
@@ -36,7 +36,7 @@ from baton.servicekit import (
 )
 from baton.wire.channel import SERVER_OPTIONS
 from baton.wire.v1 import common_pb2
-from baton.workerkit import Description, EngineHost, Limits, WorkerFront, as_mapping, fingerprint_to_wire
+from baton.workerkit import Description, EngineHost, HostPageHash, Limits, WorkerFront, as_mapping, fingerprint_to_wire
 from baton.workerkit.serving import add_services, engine_lost, serve_until_stopped
 
 if TYPE_CHECKING:
@@ -113,8 +113,6 @@ async def _serve(life: Lifecycle, *, settings: DecodeSettings, instance_id: str,
 
 def _load(settings: DecodeSettings) -> _Model:
     """Blocks for seconds."""
-    if settings.engine.cuda_device and settings.digest != "off":
-        raise InvalidSettingError("digest", settings.digest, "must be off with --device=cuda:N: pages in device memory are not digested yet")
     prepared = settings.engine.prepare(Role(settings.role))
     return _Model(prepared, prepared.device_pool(), fingerprint_to_wire(settings.engine.fingerprint(prepared)))
 
@@ -141,8 +139,9 @@ async def _open_receiver(life: Lifecycle, loaded: _Model, settings: DecodeSettin
         await asyncio.to_thread(agent.close)
         raise
     peers = PeerSet(linger_s=settings.peer_linger_s)
+    page_hash = loaded.prepared.page_hash(loaded.pool) or HostPageHash(layout, partial(digest, region))
     importer = Importer(
-        layout, region, peers, DigestSampler(settings.digest), link_wait_s=settings.link_wait_s, revoke_timeout_s=settings.revoke_timeout_s
+        layout, page_hash, peers, DigestSampler(settings.digest), link_wait_s=settings.link_wait_s, revoke_timeout_s=settings.revoke_timeout_s
     )
     agent.on_doorbell(importer.doorbell)
     threads = ThreadPoolExecutor(NUM_PEER_THREADS, thread_name_prefix="prefill-peer")
@@ -150,7 +149,7 @@ async def _open_receiver(life: Lifecycle, loaded: _Model, settings: DecodeSettin
         agent=agent,
         region=region,
         leases=importer,
-        hello=make_hello(instance_id, loaded.fingerprint, layout.num_pages),
+        hello=make_hello(instance_id, loaded.fingerprint, layout.num_pages, page_hash.name),
         here=Identity.decode(agent.identity),
         tls=settings.tls,
         num_doorbells=settings.engine.max_rooms,

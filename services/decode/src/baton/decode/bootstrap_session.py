@@ -122,10 +122,12 @@ class BootstrapSession:
 MakeHello = Callable[[Inbox], bootstrap_pb2.DecodeHello]
 
 
-def make_hello(instance_id: str, fingerprint: common_pb2.KVFingerprint, num_pages: int) -> MakeHello:
+def make_hello(instance_id: str, fingerprint: common_pb2.KVFingerprint, num_pages: int, page_hash: str) -> MakeHello:
     """What this decode server says of itself, for each session's own inbox."""
 
     def hello(inbox: Inbox) -> bootstrap_pb2.DecodeHello:
-        return bootstrap_pb2.DecodeHello(instance_id=instance_id, fingerprint=fingerprint, invitation=inbox.invitation, num_pages=num_pages)
+        return bootstrap_pb2.DecodeHello(
+            instance_id=instance_id, fingerprint=fingerprint, invitation=inbox.invitation, num_pages=num_pages, page_hash=page_hash
+        )
 
     return hello

@@ -19,9 +19,9 @@ from baton.decode.sampling import DigestSampler
 from baton.engine.layout import KVLayout
 from baton.engine.ports import Freed, ImportEvent, Landed, LandingFailed, Published, Reservation
 from baton.engine.types import Failure, Request
-from baton.kvtransfer import STATUS_OK, Closed, Doorbell, DoorbellsExhausted, Inbox, InvalidArgument, Lease, LeaseState, LeaseTable, Region
+from baton.kvtransfer import STATUS_OK, Closed, Doorbell, DoorbellsExhausted, Inbox, InvalidArgument, Lease, LeaseState, LeaseTable
 from baton.servicekit import get_logger
-from baton.workerkit import DecodePeer
+from baton.workerkit import DecodePeer, PageHash
 
 log = get_logger(__name__)
 
@@ -43,10 +43,10 @@ class Importer:
     """
 
     def __init__(
-        self, layout: KVLayout, region: Region, directory: Directory, digests: DigestSampler, *, link_wait_s: float, revoke_timeout_s: float
+        self, layout: KVLayout, page_hash: PageHash, directory: Directory, digests: DigestSampler, *, link_wait_s: float, revoke_timeout_s: float
     ) -> None:
         self._layout = layout
-        self._region = region
+        self._page_hash = page_hash
         self._directory = directory
         self._digests = digests
         self._link_wait_s = link_wait_s
@@ -250,7 +250,7 @@ class Importer:
     def _check(self, landing: Landing, bell: Doorbell) -> None:
         """Compares what landed with what was asked for. With a digest it runs on the digest's thread, without the lock."""
         try:
-            problem = landing.problem(bell, self._layout, self._region)
+            problem = landing.problem(bell, self._layout, self._page_hash)
         except Exception as error:
             log.exception("digest failed", room=landing.room)
             problem = ("digest_failed", repr(error))

@@ -7,9 +7,8 @@ from dataclasses import dataclass
 from baton.decode.link import PrefillLink
 from baton.engine.layout import KVLayout
 from baton.engine.ports import Reservation
-from baton.kvtransfer import Doorbell, Region, digest
-from baton.workerkit import DecodePeer
-from baton.workerkit.runs import digest_runs
+from baton.kvtransfer import Doorbell
+from baton.workerkit import DecodePeer, PageHash
 
 
 @dataclass(slots=True)
@@ -37,7 +36,7 @@ class Landing:
     def num_pages(self) -> int:
         return sum(extent.count for extent in self.reservation.pages)
 
-    def problem(self, bell: Doorbell, layout: KVLayout, region: Region) -> tuple[str, str] | None:
+    def problem(self, bell: Doorbell, layout: KVLayout, page_hash: PageHash) -> tuple[str, str] | None:
         """(cause, message) when what landed is not what was asked for. Computes the digest, if one was asked for: call it without the lock."""
         reservation = self.reservation
         if bell.num_tokens != reservation.num_tokens:
@@ -50,7 +49,7 @@ class Landing:
             return "digest_missing", "a digest was asked for and none came"
         first = reservation.resident_tokens // layout.page_size
         count = layout.pages_for(reservation.num_tokens) - first
-        landed = digest(region, digest_runs(layout, reservation.pages, first, count))
+        landed = page_hash.of(reservation.pages, first, count)
         if landed != bell.digest:
             return "digest_mismatch", f"the landed pages have digest {landed:016x}, prefill sent {bell.digest:016x}"
         return None

@@ -12,7 +12,7 @@ from importlib.metadata import version
 from typing import TYPE_CHECKING
 
 from baton.engine import EngineError, Role
-from baton.kvtransfer import Agent, AgentConfig, Region, TransferError, open_agent
+from baton.kvtransfer import Agent, AgentConfig, Region, TransferError, digest, open_agent
 from baton.prefill.bootstrap import BootstrapServicer, Here
 from baton.prefill.config import PrefillSettings, load_settings
 from baton.prefill.exporter import Exporter
@@ -31,7 +31,7 @@ from baton.servicekit import (
 )
 from baton.wire.channel import SERVER_OPTIONS
 from baton.wire.v1 import bootstrap_pb2_grpc, common_pb2
-from baton.workerkit import Description, EngineHost, Limits, WorkerFront, as_mapping, fingerprint_to_wire
+from baton.workerkit import Description, EngineHost, HostPageHash, Limits, WorkerFront, as_mapping, fingerprint_to_wire
 from baton.workerkit.serving import add_services, engine_lost, serve_until_stopped
 
 if TYPE_CHECKING:
@@ -103,8 +103,9 @@ def _build(settings: PrefillSettings, instance_id: str, undo: ExitStack) -> _Mac
     layout, pool = prepared.layout, prepared.device_pool()
     region = agent.allocate(layout.pool_bytes) if pool is None else agent.register(pool.address, layout.pool_bytes)
     undo.callback(region.close)
+    page_hash = prepared.page_hash(pool) or HostPageHash(layout, partial(digest, region))
     exporter = Exporter(
-        layout, region, unmatched_timeout_s=settings.unmatched_timeout_s, max_unmatched=settings.max_unmatched, layerwise=settings.layerwise
+        layout, page_hash, unmatched_timeout_s=settings.unmatched_timeout_s, max_unmatched=settings.max_unmatched, layerwise=settings.layerwise
     )
     undo.callback(exporter.close)
     buffer = region.buffer if pool is None else None

@@ -167,7 +167,7 @@ class BootstrapServicer(bootstrap_pb2_grpc.BootstrapServicer):
         await context.write(bootstrap_pb2.FromPrefill(verdict=verdict))
         ours = self._here.layout
         layout = KVLayout(ours.num_layers, ours.num_kv_heads, ours.head_dim, ours.page_size, hello.num_pages, ours.itemsize)
-        return DecodeLink(hello.instance_id, session.peer, layout, session.send, session.fail)
+        return DecodeLink(hello.instance_id, session.peer, layout, hello.page_hash, session.send, session.fail)
 
     async def _serve(self, session: _Session, link: DecodeLink, messages: AsyncIterator[bootstrap_pb2.FromDecode], context: Context) -> str | None:
         """Until either side ends it; why we did, if we did."""

@@ -15,14 +15,14 @@ from concurrent.futures import ThreadPoolExecutor
 from baton.engine.layout import KVLayout
 from baton.engine.ports import ExportEvent, PublishedSlots, SendDone, SendFailed, SendStarted
 from baton.engine.types import Extent, Failure, Request
-from baton.kvtransfer import Region, TransferError, WriteHandle, WriteState
+from baton.kvtransfer import TransferError, WriteHandle, WriteState
 from baton.prefill.errors import BadPublicationError
 from baton.prefill.link import DecodeLink
 from baton.prefill.publication import Publication
 from baton.prefill.room_send import RoomSend
 from baton.prefill.unmatched import Unmatched
 from baton.servicekit import get_logger
-from baton.workerkit import PrefillPeer
+from baton.workerkit import PageHash, PrefillPeer
 
 log = get_logger(__name__)
 
@@ -36,7 +36,7 @@ class Exporter:
     def __init__(
         self,
         layout: KVLayout,
-        region: Region,
+        page_hash: PageHash,
         *,
         unmatched_timeout_s: float,
         max_unmatched: int,
@@ -45,7 +45,7 @@ class Exporter:
     ) -> None:
         self._layerwise = layerwise
         self._layout = layout
-        self._region = region
+        self._page_hash = page_hash
         self._lock = threading.RLock()
         self._sends: dict[int, RoomSend] = {}
         self._unmatched = Unmatched(max_unmatched, unmatched_timeout_s)
@@ -234,6 +234,11 @@ class Exporter:
             text = f"room {room}: decode published {publication.num_tokens} tokens, the gateway sent a prompt of {send.num_tokens}"
             self._refuse_both(send, publication, _failure("INTERNAL", "length_mismatch", text))
             return
+        if publication.digest and link.page_hash != self._page_hash.name:
+            text = f"room {room}: decode compares digests of kind {link.page_hash!r}, this server computes {self._page_hash.name!r} (its pages "
+            text += "lie in another kind of memory): start decode with --digest=off"
+            self._refuse_both(send, publication, _failure("FAILED_PRECONDITION", "page_hash", text))
+            return
         try:
             send.handle = link.peer.begin(room)
         except TransferError as error:
@@ -279,14 +284,14 @@ class Exporter:
     def _digest_and_finish(self, send: RoomSend) -> None:
         """On the digest's thread: the source pages stay pinned until the writes are over, so they can be read without the lock."""
         try:
-            self._finish_handle(send, self._region)
+            self._finish_handle(send, self._page_hash)
         except Exception as error:
             log.exception("digest failed", room=send.room)
             with self._lock:
                 self._stop(send, _failure("INTERNAL", "digest_failed", f"room {send.room}: {error}"))
 
-    def _finish_handle(self, send: RoomSend, region: Region | None) -> None:
-        doorbell = send.doorbell(region)
+    def _finish_handle(self, send: RoomSend, page_hash: PageHash | None) -> None:
+        doorbell = send.doorbell(page_hash)
         with self._lock:
             if send.can_post and send.handle is not None and send.publication is not None:
                 send.handle.finish(send.publication.doorbell, doorbell)

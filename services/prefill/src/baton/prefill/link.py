@@ -12,7 +12,8 @@ from baton.workerkit.convert import failure_to_wire
 
 
 class DecodeLink:
-    """`layout`: of the decode server's pool. `send` hands a message to its session from any thread; `fail` ends the session from any thread.
+    """`layout`: of the decode server's pool. `page_hash`: name of the digest that it compares. `send` hands a message to its session from any
+    thread; `fail` ends the session from any thread.
 
     The peer belongs to whoever made the link; it is closed when the session is over.
     """
@@ -22,12 +23,14 @@ class DecodeLink:
         instance_id: str,
         peer: Peer,
         layout: KVLayout,
+        page_hash: str,
         send: Callable[[bootstrap_pb2.FromPrefill], None],
         fail: Callable[[str], None],
     ) -> None:
         self.instance_id = instance_id
         self.peer = peer
         self.layout = layout
+        self.page_hash = page_hash
         self.fail = fail
         self._send = send
 

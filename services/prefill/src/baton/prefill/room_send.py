@@ -10,11 +10,10 @@ import numpy as np
 
 from baton.engine.layout import KVLayout
 from baton.engine.types import Extent, Failure, TransferStats
-from baton.kvtransfer import Doorbell, SpanArray, WriteHandle, digest, spans_for
-from baton.kvtransfer.base import Region
+from baton.kvtransfer import Doorbell, SpanArray, WriteHandle, spans_for
 from baton.kvtransfer.spans import PageArray
 from baton.prefill.publication import Publication, extents_to_ids
-from baton.workerkit.runs import digest_runs
+from baton.workerkit import PageHash
 
 
 @dataclass(slots=True)
@@ -82,22 +81,22 @@ class RoomSend:
         shift = np.array([2 * layer * self.layout.plane_bytes, 2 * layer * target.plane_bytes, 0], dtype=np.int64)
         return chunk.spans + shift
 
-    def doorbell(self, region: Region | None) -> Doorbell:
-        """The room's last word. With a region, the digest of the source pages that were sent is computed here: it takes a while."""
+    def doorbell(self, page_hash: PageHash | None) -> Doorbell:
+        """The room's last word. With a hash, the digest of the source pages that were sent is computed here: it takes a while."""
         assert self.publication is not None
         assert self.first_token is not None
         value = 0
-        if region is not None:
+        if page_hash is not None:
             first = self.publication.resident_pages
             count = self.layout.pages_for(self.num_tokens) - first
-            value = digest(region, digest_runs(self.layout, self.extents, first, count))
+            value = page_hash.of(self.extents, first, count)
         return Doorbell(
             room=self.room,
             generation=self.publication.generation,
             num_tokens=self.num_tokens,
             first_token=self.first_token,
             digest=value,
-            has_digest=region is not None,
+            has_digest=page_hash is not None,
             last_layer_ns=self.last_layer_ns,
         )
 

@@ -93,10 +93,13 @@ class DecodeHello(_message.Message):
     FINGERPRINT_FIELD_NUMBER: _builtins.int
     INVITATION_FIELD_NUMBER: _builtins.int
     NUM_PAGES_FIELD_NUMBER: _builtins.int
+    PAGE_HASH_FIELD_NUMBER: _builtins.int
     instance_id: _builtins.str
     invitation: _builtins.bytes
     """kvtransfer's versioned invitation: what the prefill server needs to write into this decode server's pool."""
     num_pages: _builtins.int
+    page_hash: _builtins.str
+    """Name of the digest that this server compares: publications that ask for one are declined where prefill computes another."""
     @_builtins.property
     def fingerprint(self) -> _common_pb2.KVFingerprint: ...
     def __init__(
@@ -106,10 +109,11 @@ class DecodeHello(_message.Message):
         fingerprint: _common_pb2.KVFingerprint | None = ...,
         invitation: _builtins.bytes = ...,
         num_pages: _builtins.int = ...,
+        page_hash: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["fingerprint", b"fingerprint"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["fingerprint", b"fingerprint", "instance_id", b"instance_id", "invitation", b"invitation", "num_pages", b"num_pages"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["fingerprint", b"fingerprint", "instance_id", b"instance_id", "invitation", b"invitation", "num_pages", b"num_pages", "page_hash", b"page_hash"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -1,0 +1,57 @@
+"""The digest of pages where the device has them (here: its plain twin)."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from baton.engine import KVLayout, KVPool
+from baton.engine.device.page_hash import DevicePageHash
+from baton.engine.types import Extent
+
+SMALL = KVLayout(num_layers=3, num_kv_heads=2, head_dim=8, page_size=4, num_pages=16, itemsize=2)
+LARGE = KVLayout(num_layers=3, num_kv_heads=2, head_dim=8, page_size=4, num_pages=40, itemsize=2)
+
+
+@pytest.fixture(autouse=True)
+def plain_twins(monkeypatch):
+    monkeypatch.delenv("TRITON_INTERPRET", raising=False)
+
+
+def filled(layout: KVLayout, seed: int) -> KVPool:
+    pool = KVPool(layout, torch.bfloat16)
+    pool.planes.copy_(torch.randn(pool.planes.shape, generator=torch.Generator().manual_seed(seed)))
+    return pool
+
+
+def copied(source: KVPool, target: KVPool, pages: list[int], places: list[int]) -> None:
+    for layer in range(source.layout.num_layers):
+        for ours, theirs in zip(source.pages(layer), target.pages(layer), strict=True):
+            theirs[places] = ours[pages]
+
+
+def test_equal_pages_in_other_places_of_another_pool_have_one_digest():
+    source, target = filled(SMALL, 1), filled(LARGE, 2)
+    copied(source, target, [4, 5, 9], [30, 2, 3])
+    there = DevicePageHash(target).of([Extent(30, 1), Extent(2, 2)], 0, 3)
+    assert DevicePageHash(source).of([Extent(4, 2), Extent(9, 1)], 0, 3) == there
+    assert 0 <= there < 1 << 64
+    # a part of them, the leading page being resident
+    assert DevicePageHash(source).of([Extent(4, 2), Extent(9, 1)], 1, 2) == DevicePageHash(target).of([Extent(30, 1), Extent(2, 2)], 1, 2) != there
+
+
+@pytest.mark.parametrize("where", [(0, 0, 0), (2, 1, 2)], ids=["first layer's keys", "last layer's values"])
+def test_one_changed_bit_and_two_swapped_pages_are_seen(where):
+    layer, kind, page = where
+    source, target = filled(SMALL, 1), filled(SMALL, 2)
+    copied(source, target, [0, 1, 2], [0, 1, 2])
+    before = DevicePageHash(target).of([Extent(0, 3)], 0, 3)
+    assert before == DevicePageHash(source).of([Extent(0, 3)], 0, 3)
+    assert DevicePageHash(target).of([Extent(1, 1), Extent(0, 1), Extent(2, 1)], 0, 3) != before
+    target.pages(layer)[kind][page, 3, 1].view(torch.int16)[7] ^= 1
+    assert DevicePageHash(target).of([Extent(0, 3)], 0, 3) != before
+
+
+def test_more_pages_than_there_are():
+    with pytest.raises(ValueError, match="hold 2 pages"):
+        DevicePageHash(filled(SMALL, 1)).of([Extent(0, 2)], 1, 2)

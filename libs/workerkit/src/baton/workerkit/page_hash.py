@@ -1,0 +1,34 @@
+"""The digest of one room's pages, which both sides compute and compare."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Protocol
+
+from baton.engine.layout import KVLayout
+from baton.engine.types import Extent
+from baton.workerkit.runs import digest_runs
+
+
+class PageHash(Protocol):
+    """Equal KV gives equal digests, however the pages are scattered. Two servers can compare digests of one `name` only."""
+
+    @property
+    def name(self) -> str: ...
+
+    def of(self, extents: Iterable[Extent], first: int, count: int) -> int:
+        """64 bits over pages [first, first + count) of the prompt whose pages are `extents`: whole pages, all layers, keys and values. Waits
+        for memory, not for a peer; any thread."""
+
+
+class HostPageHash:
+    """Of pages in host memory. hash_runs: the transfer library's digest of (offset, num_bytes) runs of the pool's region."""
+
+    name = "xxh3-64"
+
+    def __init__(self, layout: KVLayout, hash_runs: Callable[[Iterable[tuple[int, int]]], int]) -> None:
+        self._layout = layout
+        self._hash_runs = hash_runs
+
+    def of(self, extents: Iterable[Extent], first: int, count: int) -> int:
+        return self._hash_runs(digest_runs(self._layout, extents, first, count))
