@@ -25,11 +25,13 @@ class Schedule:
     prefill: asyncio.Lock = field(default_factory=asyncio.Lock)
     #: Of each answer: (when the request arrived, when each token was handed to the socket).
     log: list[tuple[float, list[float]]] = field(default_factory=list)
+    prompts: list[str] = field(default_factory=list)
     num_cancelled: int = 0
 
     async def tokens(self, prompt: str) -> AsyncIterator[str]:
         arrived_s, sent_s = time.perf_counter(), list[float]()
         self.log.append((arrived_s, sent_s))
+        self.prompts.append(prompt)
         try:
             for number in range(self.num_tokens):
                 if number == 0 and len(prompt) > LONG_CHARS:

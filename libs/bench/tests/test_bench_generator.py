@@ -196,6 +196,8 @@ async def test_two_targets_in_turns_make_two_files_that_can_be_compared(tmp_path
     assert [path.name for path in paths] == ["fast.jsonl", "slow.jsonl"]
     assert [len(samples) for samples in ours.repeats] == [3, 3, 3, 3]
     assert len(fast.log) == len(slow.log) == 4 * 3 + 1
+    assert sorted(fast.prompts) == sorted(slow.prompts)
+    assert len(set(fast.prompts)) == 4 * 3 + 1, "no cache may answer a repeat for an earlier one"
     found = compare_runs(ours, theirs)
     assert found.flags == ()
     rows = {(row.metric, row.pairs_of): row.found for row in found.rows}
