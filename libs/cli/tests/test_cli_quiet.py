@@ -1,6 +1,7 @@
 """What gRPC's core has to say of its own stays out of an answer on the terminal."""
 
 import os
+import re
 import subprocess
 import sys
 
@@ -31,4 +32,5 @@ asyncio.run(main())
 def test_the_core_is_quiet_unless_asked(asked: str | None, heard: bool) -> None:
     environment = {name: value for name, value in os.environ.items() if name != "GRPC_VERBOSITY"} | ({"GRPC_VERBOSITY": asked} if asked else {})
     ended = subprocess.run([sys.executable, "-c", PROGRAM], env=environment, capture_output=True, text=True, timeout=60, check=True)
-    assert ("chttp2_transport" in ended.stderr) is heard, ended.stderr
+    of_the_core = [line for line in ended.stderr.splitlines() if re.match(r"[IWEF]\d{4} \d\d:", line)]
+    assert bool(of_the_core) is heard, ended.stderr
