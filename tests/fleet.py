@@ -27,9 +27,17 @@ MODEL = "smollm2"
 
 
 def free_port() -> int:
-    with closing(socket.socket()) as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+    """Below the range from which the system numbers outgoing connections: a client that calls a service which is down could otherwise be given
+    that very port, connect to itself, and keep the service from starting again."""
+    while True:
+        port = 12_000 + secrets.randbelow(20_000)
+        with closing(socket.socket()) as candidate:
+            candidate.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            try:
+                candidate.bind(("127.0.0.1", port))
+            except OSError:
+                continue
+        return port
 
 
 def wait_for(condition: Callable[[], bool], timeout_s: float, what: Callable[[], str] | str) -> float:
