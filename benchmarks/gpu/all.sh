@@ -1,0 +1,29 @@
+#!/usr/bin/env bash
+# Everything that one GPU has to say, correctness first: each figure beside its floor and its target.
+#   benchmarks/gpu/all.sh OUT [VLLM_FOLDER]
+# Needs the rooms on PYTHONPATH (or installed), a built kvtransfer, and a CUDA build of UCX (BATON_UCX_LIBRARY). Takes about six minutes, three of
+# them vLLM's. Exits with the number of parts that failed or missed a target.
+set -uo pipefail
+out=$(mkdir -p "$1" && cd "$1" && pwd)
+vllm=${2:-}
+cd "$(dirname "$0")/../.."
+model=benchmarks/gpu/qwen3-8b
+failed=0
+part() { # name, seconds, command
+    local name=$1 limit=$2
+    shift 2
+    echo "== $name"
+    timeout "$limit" "$@" > "$out/$name.txt" 2>&1 || { failed=$((failed + 1)); echo "== $name: status $?"; }
+    tail -n 25 "$out/$name.txt"
+}
+pytest=(python3 -m pytest -q -p no:cacheprovider -c /dev/null --rootdir . --import-mode=importlib --tb=short)
+part kernels-correct 240 env BATON_KERNELS_DEVICE=cuda "${pytest[@]}" libs/kernels
+part engine-correct 180 env BATON_ENGINE_DEVICE=cuda:0 "${pytest[@]}" libs/engine/tests/test_engine_device.py
+part engine 120 python3 benchmarks/gpu/engine.py --model $model --json "$out/engine.json"
+part engine-deterministic 120 python3 benchmarks/gpu/engine.py --model $model --deterministic --json "$out/engine-deterministic.json"
+part handoff 180 python3 benchmarks/gpu/handoff.py --model $model --json "$out/handoff.json"
+part kernels 120 python3 benchmarks/gpu/kernels.py
+part transfer 120 python3 -m baton.kvtransfer.bench.gpu --repeats 3
+part peers 300 python3 benchmarks/gpu/peers.py --model $model ${vllm:+--vllm-path "$vllm"} --json "$out/peers.json"
+python3 benchmarks/gpu/beside.py "$out"
+exit $failed

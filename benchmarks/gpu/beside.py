@@ -1,0 +1,33 @@
+"""Our figures beside the peers' of the same run: python benchmarks/gpu/beside.py OUT (the folder that all.sh filled)."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+GOAL = 1.0
+LEAST = 0.95
+
+
+def main() -> int:
+    out = Path(sys.argv[1])
+    if not all((out / name).exists() for name in ("engine.json", "peers.json")):
+        print(f"{out} lacks engine.json or peers.json: run their parts first")
+        return 1
+    found = {line["name"]: line["measured"] for line in json.loads((out / "engine.json").read_text())["found"]}
+    ours = {f"decode_{batch}_ms": found.get(f"decode step, batch {batch}") for batch in (1, 16, 64)} | {"prefill_ms": found.get("prefill, ms")}
+    good = True
+    for peer, theirs in json.loads((out / "peers.json").read_text()).items():
+        for name, value in theirs.items():
+            mine = ours.get(name)
+            if mine is None:
+                continue
+            ratio = value / mine
+            good = good and ratio >= LEAST
+            print(f"{name:<14} ours {mine:8.2f}  {peer:<12} {value:8.2f}  {peer}/ours {ratio:5.2f}  goal {GOAL}, at least {LEAST}")
+    return 0 if good else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
