@@ -7,7 +7,7 @@ from pathlib import Path
 
 import torch
 
-from baton.engine.config import ITEMSIZES, EngineConfig, plan_layout
+from baton.engine.config import EngineConfig, plan_layout
 from baton.engine.device.model import DeviceModel
 from baton.engine.device.page_hash import DevicePageHash
 from baton.engine.errors import InvalidSettingError
@@ -69,8 +69,7 @@ def prepare(
     open_size = config.num_pages is None and config.kv_bytes is None
     if place.type == "cpu":
         config = replace(config, kv_bytes=CPU_KV_BYTES) if open_size else config
-        layout = plan_layout(model_config, config)
-        require_memory(cpu_need(model_config, config, role), cpu_free_bytes(), device, layout.pool_bytes // layout.num_pages)
+        require_memory(cpu_need(model_config, config, role), cpu_free_bytes(), device, _page_bytes(model_config, config))
     else:
         at_least = replace(config, num_pages=1) if open_size else config
         _require_on_device(model_config, at_least, place, memory_fraction)
@@ -81,7 +80,7 @@ def prepare(
 
 
 def _page_bytes(model: ModelConfig, config: EngineConfig) -> int:
-    return 2 * model.num_layers * config.page_size * model.num_kv_heads * model.head_dim * ITEMSIZES[config.dtype]
+    return plan_layout(model, replace(config, num_pages=1, kv_bytes=None)).pool_bytes
 
 
 def _usable(place: torch.device, memory_fraction: float) -> int:

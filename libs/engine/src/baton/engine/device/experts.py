@@ -44,7 +44,7 @@ class SparseMlp:
     def add_to(self, stream: Stream, norm: Tensor, mode: Mode) -> None:
         rows = stream.normed(norm)
         invariant = mode is Mode.INVARIANT
-        scores = self._router(rows, Mode.INVARIANT if invariant else Mode.MANY)
+        scores = self._router(rows, mode)
         weights, _, order, offsets = moe_route(scores, self._moe.experts_per_token, self._moe.renormalize)
         inner = silu_mul(grouped_linear(rows, self._gate_up, order, offsets, invariant=invariant))
         stream.add_rows(moe_combine(grouped_linear(inner, self._down, order, offsets, invariant=invariant), weights))

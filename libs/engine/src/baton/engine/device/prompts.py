@@ -10,7 +10,7 @@ from torch import Tensor
 
 from baton.engine.device.model import DeviceModel, Rows
 from baton.engine.device.products import Mode
-from baton.engine.device.seats import MAX_STOPS, pages_from, signed
+from baton.engine.device.seats import padded_stops, pages_from, signed
 from baton.engine.device.steps import PagedRows
 from baton.engine.device.upload import upload
 from baton.engine.pool import KVPool
@@ -52,10 +52,7 @@ class Prompts:
 
     def _draw(self, logits: Tensor, slices: List[Slice]) -> Tensor:
         draws = [draw_of(piece) for piece in slices]
-        forbidden = []
-        for draw in draws:
-            stops = sorted(draw.params.stop_token_ids)[:MAX_STOPS] if draw.index < draw.params.min_tokens else []
-            forbidden.append([*stops, *[-1] * (MAX_STOPS - len(stops))])
+        forbidden = [padded_stops(draw.params.stop_token_ids if draw.index < draw.params.min_tokens else ()) for draw in draws]
 
         def column(values: list[float], dtype: torch.dtype) -> Tensor:
             return upload(values, dtype, logits.device)

@@ -80,8 +80,10 @@ class DeviceRunner:
 
     def launch(self, plan: StepPlan, layer_done: LayerDone | None) -> DeviceFlight:
         with self._on_stream():
-            singles = [piece for piece in plan.slices if self._is_step(piece)]
-            chunks = [piece for piece in plan.slices if not self._is_step(piece)]
+            singles: list[Slice] = []
+            chunks: list[Slice] = []
+            for piece in plan.slices:
+                (singles if self._is_step(piece) else chunks).append(piece)
             parts = [self._step(singles)] if singles else []
             if chunks:
                 parts += self._chunks(chunks, layer_done)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from collections.abc import Sequence as List
 
 import torch
@@ -68,8 +69,7 @@ class Seats:
             sampling = sequence.request.sampling
             known = sequence.tokens[position] if position < len(sequence.tokens) else 0
             wide.append([known, position, signed(sampling.seed), sequence.num_prompt + sampling.min_tokens])
-            stops = sorted(sampling.stop_token_ids)[:MAX_STOPS]
-            small.append([sampling.top_k, *stops, *[-1] * (MAX_STOPS - len(stops))])
+            small.append([sampling.top_k, *padded_stops(sampling.stop_token_ids)])
             real.append([sampling.temperature, sampling.top_p, sampling.min_p])
         index = upload(seats, torch.int64, self._device)
         self.wide.index_copy_(1, index, upload(wide, torch.int64, self._device).t())
@@ -114,6 +114,12 @@ def pages_from(table: PageTable, first: int) -> list[int]:
         else:
             first -= extent.count
     return pages
+
+
+def padded_stops(stops: Iterable[int]) -> list[int]:
+    """MAX_STOPS numbers: the stop tokens, then -1."""
+    kept = sorted(stops)[:MAX_STOPS]
+    return kept + [-1] * (MAX_STOPS - len(kept))
 
 
 def signed(seed: int) -> int:

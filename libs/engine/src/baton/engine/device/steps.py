@@ -10,6 +10,7 @@ from torch import Tensor
 from baton.engine.device.model import DeviceModel, Rows
 from baton.engine.device.products import Mode
 from baton.engine.device.seats import FREE_FROM, MIN_P, POSITION, SEED, TEMPERATURE, TOKEN, TOP_K, TOP_P, Seats
+from baton.engine.device.upload import upload
 from baton.engine.pool import KVPool
 from baton.kernels import decode_attention, prefill_attention, sample
 
@@ -59,7 +60,7 @@ class DecodeSteps:
         size = next(size for size in self._sizes if size >= len(seats))
         padded = seats + [self._seats.num_seats] * (size - len(seats))
         if padded != self._seated[:size]:
-            self._batch[:size].copy_(_pinned(padded, self._batch.device), non_blocking=True)
+            self._batch[:size].copy_(upload(padded, torch.int64, self._batch.device))
             self._seated[:size] = padded
         graph = self._graphs.get(size)
         if graph is None:
@@ -114,7 +115,3 @@ class PagedRows:
         if self._starts is None:
             return decode_attention(query, *pages, self._table, self._lengths, window=window)
         return prefill_attention(query, *pages, self._table, self._starts, self._lengths, 1, window=window)
-
-
-def _pinned(values: list[int], device: torch.device) -> Tensor:
-    return torch.tensor(values, dtype=torch.int64, pin_memory=device.type == "cuda")
