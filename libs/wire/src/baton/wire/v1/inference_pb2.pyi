@@ -303,12 +303,18 @@ class RoomReport(_message.Message):
     TOTAL_MS_FIELD_NUMBER: _builtins.int
     USAGE_FIELD_NUMBER: _builtins.int
     FAILED_ATTEMPTS_FIELD_NUMBER: _builtins.int
+    PREFILLED_ON_DECODE_FIELD_NUMBER: _builtins.int
+    RECOMPUTED_TOKENS_FIELD_NUMBER: _builtins.int
     room: _builtins.int
     prefill_instance: _builtins.str
     decode_instance: _builtins.str
     ttft_ms: _builtins.float
     mean_itl_ms: _builtins.float
     total_ms: _builtins.float
+    prefilled_on_decode: _builtins.bool
+    """The room's prompt was computed by its decode server: no prefill leg, nothing moved."""
+    recomputed_tokens: _builtins.int
+    """Tokens of prompt and answer that the rooms after the first one were given to compute again."""
     @_builtins.property
     def states(self) -> _containers.RepeatedCompositeFieldContainer[Global___StateSpan]: ...
     @_builtins.property
@@ -317,7 +323,7 @@ class RoomReport(_message.Message):
     def usage(self) -> Global___Usage: ...
     @_builtins.property
     def failed_attempts(self) -> _containers.RepeatedCompositeFieldContainer[Global___FailedAttempt]:
-        """Rooms that the request had before this one, each ended by a server's failure before a token had come. Empty: one attempt was enough."""
+        """Rooms that the request had before this one, each ended by a server's failure. Empty: one attempt was enough."""
 
     def __init__(
         self,
@@ -332,10 +338,12 @@ class RoomReport(_message.Message):
         total_ms: _builtins.float = ...,
         usage: Global___Usage | None = ...,
         failed_attempts: _abc.Iterable[Global___FailedAttempt] | None = ...,
+        prefilled_on_decode: _builtins.bool = ...,
+        recomputed_tokens: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["transfer", b"transfer", "usage", b"usage"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["decode_instance", b"decode_instance", "failed_attempts", b"failed_attempts", "mean_itl_ms", b"mean_itl_ms", "prefill_instance", b"prefill_instance", "room", b"room", "states", b"states", "total_ms", b"total_ms", "transfer", b"transfer", "ttft_ms", b"ttft_ms", "usage", b"usage"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["decode_instance", b"decode_instance", "failed_attempts", b"failed_attempts", "mean_itl_ms", b"mean_itl_ms", "prefill_instance", b"prefill_instance", "prefilled_on_decode", b"prefilled_on_decode", "recomputed_tokens", b"recomputed_tokens", "room", b"room", "states", b"states", "total_ms", b"total_ms", "transfer", b"transfer", "ttft_ms", b"ttft_ms", "usage", b"usage"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -349,10 +357,15 @@ class FailedAttempt(_message.Message):
     PREFILL_INSTANCE_FIELD_NUMBER: _builtins.int
     DECODE_INSTANCE_FIELD_NUMBER: _builtins.int
     FAILURE_FIELD_NUMBER: _builtins.int
+    TOKENS_SENT_FIELD_NUMBER: _builtins.int
+    PREFILLED_ON_DECODE_FIELD_NUMBER: _builtins.int
     room: _builtins.int
     prefill_instance: _builtins.str
     decode_instance: _builtins.str
     """The same as `prefill_instance` for a plain server."""
+    tokens_sent: _builtins.int
+    """Tokens of the answer that the request had when the room failed: the next room went on behind them."""
+    prefilled_on_decode: _builtins.bool
     @_builtins.property
     def failure(self) -> _common_pb2.Failure: ...
     def __init__(
@@ -362,10 +375,12 @@ class FailedAttempt(_message.Message):
         prefill_instance: _builtins.str = ...,
         decode_instance: _builtins.str = ...,
         failure: _common_pb2.Failure | None = ...,
+        tokens_sent: _builtins.int = ...,
+        prefilled_on_decode: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["failure", b"failure"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["decode_instance", b"decode_instance", "failure", b"failure", "prefill_instance", b"prefill_instance", "room", b"room"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["decode_instance", b"decode_instance", "failure", b"failure", "prefill_instance", b"prefill_instance", "prefilled_on_decode", b"prefilled_on_decode", "room", b"room", "tokens_sent", b"tokens_sent"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

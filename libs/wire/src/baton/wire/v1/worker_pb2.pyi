@@ -100,6 +100,11 @@ class WorkerLoad(_message.Message):
     STEPS_FIELD_NUMBER: _builtins.int
     TOKENS_IN_FLIGHT_FIELD_NUMBER: _builtins.int
     STALLED_S_FIELD_NUMBER: _builtins.int
+    RETRACTIONS_FIELD_NUMBER: _builtins.int
+    RECOMPUTED_TOKENS_FIELD_NUMBER: _builtins.int
+    LOCAL_PREFILLS_FIELD_NUMBER: _builtins.int
+    PROMPT_TOKENS_PER_S_FIELD_NUMBER: _builtins.int
+    PENDING_PROMPT_TOKENS_FIELD_NUMBER: _builtins.int
     total_pages: _builtins.int
     free_pages: _builtins.int
     reserved_pages: _builtins.int
@@ -112,6 +117,15 @@ class WorkerLoad(_message.Message):
     tokens_in_flight: _builtins.int
     stalled_s: _builtins.float
     """Seconds since the engine last made progress while it had work; 0 when idle."""
+    retractions: _builtins.int
+    """Decode, plain: sequences that gave their pages up in mid-stream because the pool was full, and the tokens that were computed again for them."""
+    recomputed_tokens: _builtins.int
+    local_prefills: _builtins.int
+    """Decode: prompts that it computed itself."""
+    prompt_tokens_per_s: _builtins.float
+    """How fast prompts are computed, measured over the last ones (the steps' other rows included); 0: none was yet."""
+    pending_prompt_tokens: _builtins.int
+    """Tokens of prompts that it was given and has not computed yet."""
     def __init__(
         self,
         *,
@@ -126,10 +140,15 @@ class WorkerLoad(_message.Message):
         steps: _builtins.int = ...,
         tokens_in_flight: _builtins.int = ...,
         stalled_s: _builtins.float = ...,
+        retractions: _builtins.int = ...,
+        recomputed_tokens: _builtins.int = ...,
+        local_prefills: _builtins.int = ...,
+        prompt_tokens_per_s: _builtins.float = ...,
+        pending_prompt_tokens: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["free_pages", b"free_pages", "published_pages", b"published_pages", "quarantined_pages", b"quarantined_pages", "reserved_pages", b"reserved_pages", "rooms", b"rooms", "running", b"running", "stalled_s", b"stalled_s", "steps", b"steps", "tokens_in_flight", b"tokens_in_flight", "total_pages", b"total_pages", "waiting", b"waiting"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["free_pages", b"free_pages", "local_prefills", b"local_prefills", "pending_prompt_tokens", b"pending_prompt_tokens", "prompt_tokens_per_s", b"prompt_tokens_per_s", "published_pages", b"published_pages", "quarantined_pages", b"quarantined_pages", "recomputed_tokens", b"recomputed_tokens", "reserved_pages", b"reserved_pages", "retractions", b"retractions", "rooms", b"rooms", "running", b"running", "stalled_s", b"stalled_s", "steps", b"steps", "tokens_in_flight", b"tokens_in_flight", "total_pages", b"total_pages", "waiting", b"waiting"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -234,6 +253,7 @@ class Start(_message.Message):
     PREFILL_FIELD_NUMBER: _builtins.int
     DECODE_FIELD_NUMBER: _builtins.int
     PLAIN_FIELD_NUMBER: _builtins.int
+    LOCAL_FIELD_NUMBER: _builtins.int
     room: _builtins.int
     """Random 63 bit, single use. 0 is refused."""
     deadline_ms: _builtins.int
@@ -253,6 +273,8 @@ class Start(_message.Message):
     def decode(self) -> Global___DecodeLeg: ...
     @_builtins.property
     def plain(self) -> Global___PlainLeg: ...
+    @_builtins.property
+    def local(self) -> Global___LocalLeg: ...
     def __init__(
         self,
         *,
@@ -266,12 +288,13 @@ class Start(_message.Message):
         prefill: Global___PrefillLeg | None = ...,
         decode: Global___DecodeLeg | None = ...,
         plain: Global___PlainLeg | None = ...,
+        local: Global___LocalLeg | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["decode", b"decode", "leg", b"leg", "plain", b"plain", "prefill", b"prefill", "sampling", b"sampling"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["decode", b"decode", "leg", b"leg", "local", b"local", "plain", b"plain", "prefill", b"prefill", "sampling", b"sampling"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["bootstrap_timeout_ms", b"bootstrap_timeout_ms", "deadline_ms", b"deadline_ms", "decode", b"decode", "leg", b"leg", "plain", b"plain", "prefill", b"prefill", "prompt_token_ids", b"prompt_token_ids", "room", b"room", "sampling", b"sampling", "traceparent", b"traceparent", "waiting_timeout_ms", b"waiting_timeout_ms"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["bootstrap_timeout_ms", b"bootstrap_timeout_ms", "deadline_ms", b"deadline_ms", "decode", b"decode", "leg", b"leg", "local", b"local", "plain", b"plain", "prefill", b"prefill", "prompt_token_ids", b"prompt_token_ids", "room", b"room", "sampling", b"sampling", "traceparent", b"traceparent", "waiting_timeout_ms", b"waiting_timeout_ms"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_leg: _TypeAlias = _typing.Literal["prefill", "decode", "plain"]  # noqa: Y015
+    _WhichOneofReturnType_leg: _TypeAlias = _typing.Literal["prefill", "decode", "plain", "local"]  # noqa: Y015
     _WhichOneofArgType_leg: _TypeAlias = _typing.Literal["leg", b"leg"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_leg) -> _WhichOneofReturnType_leg | None: ...
 
@@ -333,6 +356,23 @@ class PlainLeg(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___PlainLeg: _TypeAlias = PlainLeg  # noqa: Y015
+
+@_typing.final
+class LocalLeg(_message.Message):
+    """To a decode server: it computes the prompt itself. No prefill server has a part in this room, and nothing is moved."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___LocalLeg: _TypeAlias = LocalLeg  # noqa: Y015
 
 @_typing.final
 class Sampling(_message.Message):
@@ -549,7 +589,7 @@ class RoomEvent(_message.Message):
 
     @_builtins.property
     def reserved(self) -> Global___Reserved:
-        """Decode: pages and a doorbell are held and published."""
+        """Decode: pages and a doorbell are held and published. With a LocalLeg: pages are held."""
 
     @_builtins.property
     def transfer_started(self) -> Global___TransferStarted:
@@ -573,7 +613,7 @@ class RoomEvent(_message.Message):
 
     @_builtins.property
     def prefill_started(self) -> Global___PrefillStarted:
-        """Plain, prefill: the prompt's forward pass started."""
+        """Plain, prefill, decode with a LocalLeg: the prompt's forward pass started."""
 
     def __init__(
         self,
