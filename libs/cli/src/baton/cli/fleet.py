@@ -26,7 +26,7 @@ class Transport(StrEnum):
 class FleetOptions:
     """What `baton up` was asked for. A port of 0 lets the system choose. `digest`: "off", "sample" or "all" landed rooms are compared.
 
-    worker_flags: handed as they are to every prefill, decode and plain server; prefill_flags to the prefill servers alone.
+    worker_flags: handed as they are to every prefill, decode and plain server; prefill_flags and decode_flags to those of that role alone.
     """
 
     model_path: Path
@@ -44,6 +44,7 @@ class FleetOptions:
     ready_timeout_s: float = 180.0
     worker_flags: tuple[str, ...] = ()
     prefill_flags: tuple[str, ...] = ()
+    decode_flags: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         for field, value in (("--prefill", self.num_prefill), ("--decode", self.num_decode)):
@@ -70,7 +71,8 @@ def prefill_spec(options: FleetOptions, index: int) -> ServiceSpec:
 
 
 def decode_spec(options: FleetOptions, index: int) -> ServiceSpec:
-    return _worker(options, f"decode-{index}", "decode", "--role", "decode", "--transport", options.transport.value, "--digest", options.digest)
+    flags = ("--role", "decode", "--transport", options.transport.value, "--digest", options.digest, *options.decode_flags)
+    return _worker(options, f"decode-{index}", "decode", *flags)
 
 
 def plain_spec(options: FleetOptions, index: int) -> ServiceSpec:
