@@ -1,7 +1,7 @@
 """One request through a gateway, timed by the client's clock."""
 
 import time
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
 
 import grpc.aio
@@ -32,11 +32,15 @@ class ServingClient:
     async def aclose(self) -> None:
         await self._channel.close()
 
+    async def tokens(self, prompt_ids: Sequence[int], num_tokens: int) -> AsyncIterator[int]:
+        """Up to `num_tokens` greedy tokens as they come, past any end-of-sequence token. Raises grpc.aio.AioRpcError."""
+        async for part in self._stub.Generate(self._request(prompt_ids, num_tokens)):
+            for token in part.token_ids:
+                yield token
+
     async def generate(self, prompt_ids: Sequence[int], num_tokens: int) -> RequestTiming:
         """Exactly `num_tokens` greedy tokens, past any end-of-sequence token. Raises grpc.aio.AioRpcError, ValueError for a short answer."""
-        sampling = inference_pb2.SamplingParams(temperature=0.0, max_tokens=num_tokens, ignore_eos=True)
-        prompt = inference_pb2.TokenIds(ids=prompt_ids)
-        request = inference_pb2.GenerateRequest(model=self._model, token_ids=prompt, sampling=sampling, report=True)
+        request = self._request(prompt_ids, num_tokens)
         started_s = time.perf_counter()
         first_s = last_s = None
         ids: list[int] = []
@@ -53,3 +57,7 @@ class ServingClient:
             raise ValueError(f"asked for {num_tokens} tokens, received {len(ids)}")
         itl_ms = 1000 * (last_s - first_s) / (num_tokens - 1) if num_tokens > 1 else None
         return RequestTiming(1000 * (first_s - started_s), itl_ms, 1000 * (ended_s - started_s), tuple(ids), report)
+
+    def _request(self, prompt_ids: Sequence[int], num_tokens: int) -> inference_pb2.GenerateRequest:
+        sampling = inference_pb2.SamplingParams(temperature=0.0, max_tokens=num_tokens, ignore_eos=True)
+        return inference_pb2.GenerateRequest(model=self._model, token_ids=inference_pb2.TokenIds(ids=prompt_ids), sampling=sampling, report=True)
