@@ -121,11 +121,12 @@ class Exporter:
 
 
 def requests(pick: random.Random, num_rooms: int, num_pages: int):
+    """Every third room computes its prompt on decode."""
     for room in range(1, num_rooms + 1):
         stops = frozenset({3}) if pick.random() < 0.5 else frozenset()
         prompt = [1] * pick.randint(1, 2 * num_pages + 2)
         deadline = pick.choice([None, None, 30.0])
-        yield Request(room, prompt, SamplingParams(max_tokens=pick.randint(1, 12), stop_token_ids=stops), deadline=deadline)
+        yield Request(room, prompt, SamplingParams(max_tokens=pick.randint(1, 12), stop_token_ids=stops), deadline=deadline, local=room % 3 == 0)
 
 
 def check_pages(scheduler, allocator) -> None:
@@ -194,7 +195,8 @@ def test_decode_never_frees_a_page_that_may_be_written(seed, num_pages, depth):
     assert sorted(ended) == list(range(1, 15)), "every room ends exactly once"
     for room in range(1, 15):
         indexes = [event.index for event in events if isinstance(event, Token) and event.room == room]
-        assert indexes == list(range(1, len(indexes) + 1))
+        first = 0 if room % 3 == 0 else 1  # the first token of a prompt that landed came from prefill
+        assert indexes == list(range(first, first + len(indexes)))
 
 
 @settings(max_examples=60, deadline=None)
@@ -250,3 +252,46 @@ def test_a_retracted_sequence_goes_before_new_requests():
     assert finished == [1]
     assert plan.slices[0].start == 0
     assert plan.slices[0].count == len(plan.slices[0].sequence.tokens)
+
+
+def local_request(room: int, num_prompt: int, max_tokens: int = 20) -> Request:
+    return Request(room, [1] * num_prompt, SamplingParams(max_tokens=max_tokens), local=True)
+
+
+def test_a_prompt_computed_on_decode_makes_the_answers_wait_for_a_bounded_time():
+    """Its chunks stand behind the decode rows of their steps; alone it may have the whole step."""
+    scheduler = DecodeScheduler(PageAllocator(40), limits(40, growth_tokens=0, mixed_prompt_tokens=3), Importer(random.Random(0)))
+    scheduler.add(local_request(1, 8))
+    plan = scheduler.plan()
+    assert [(piece.count, piece.samples) for piece in plan.slices] == [(8, True)]
+    complete(scheduler, plan, [5])
+    scheduler.add(local_request(2, 10))
+    chunks = []
+    for _ in range(4):
+        plan = scheduler.plan()
+        assert plan.slices[0].sequence.room == 1
+        assert plan.slices[0].count == 1
+        chunks.append(plan.slices[1].count)
+        assert scheduler.stats().extra["pending_prompt_tokens"] == 10 - sum(chunks[:-1]) if len(chunks) < 4 else True
+        complete(scheduler, plan, [5 for piece in plan.slices if piece.samples])
+    assert chunks == [3, 3, 3, 1]
+    stats = scheduler.stats()
+    assert stats.extra["local_prefills"] == 2
+    assert stats.extra["pending_prompt_tokens"] == 0
+    events = scheduler.take_events()
+    assert [type(event).__name__ for event in events if event.room == 2] == ["Reserved", "PrefillStarted", "Token"]
+
+
+def test_a_prompt_of_decodes_own_waits_for_pages_in_the_same_line():
+    """No page is promised twice: what is in transfer counts, and so does what this prompt's answer will want."""
+    allocator = PageAllocator(12)
+    importer = Importer(random.Random(0))
+    scheduler = DecodeScheduler(allocator, limits(12, growth_tokens=8), importer)
+    scheduler.add(Request(1, [1] * 8, SamplingParams(max_tokens=8)))
+    scheduler.add(local_request(2, 8, max_tokens=8))
+    assert not scheduler.plan().slices
+    assert sorted(importer.leases) == [1]
+    assert scheduler.stats().extra["pending_prompt_tokens"] == 8
+    scheduler.abort(2, FAILURE)
+    assert scheduler.stats().extra["pending_prompt_tokens"] == 0
+    check_pages(scheduler, allocator)

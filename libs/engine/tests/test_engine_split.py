@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from dataclasses import replace
 
 import pytest
 import torch
@@ -160,6 +161,48 @@ def test_decode_retracts_recomputes_and_continues(tiny):
     assert legs(events) == expected
     assert pair.decode.stats().extra["retractions"] >= 1
     pair.assert_clean()
+
+
+def test_a_prompt_computed_on_decode_gives_what_a_split_one_gives(tiny):
+    """Beside landed ones, in small chunks, with pages so short that some are retracted."""
+    asked = dict(enumerate(prompts([20, 50, 22, 40, 1], seed=6), start=1))
+    expected = {room: tiny.greedy(prompt, 40) for room, prompt in asked.items()}
+    pair = Pair(tiny.ours, 64, 44, growth_tokens=4, mixed_prompt_tokens=5)
+    for room, prompt in asked.items():
+        if room % 2:
+            pair.add(request(room, prompt, max_tokens=40))
+        else:
+            pair.decode.add(replace(request(room, prompt, max_tokens=40), local=True))
+    events = pair.run()
+    assert legs(events) == expected
+    assert [type(event) for event in events if event.room == 2 and not isinstance(event, Token)] == [Reserved, PrefillStarted, Finished]
+    stats = pair.decode.stats()
+    assert stats.extra["local_prefills"] == 2
+    assert stats.extra["retractions"] >= 1
+    assert stats.extra["prompt_tokens_per_s"] > 0
+    pair.assert_clean()
+
+
+@pytest.mark.parametrize("local", [False, True], ids=["split", "on-decode"])
+@pytest.mark.parametrize("sampling", [{"temperature": 0.0}, {"temperature": 1.0, "seed": 11}, {"temperature": 1.3, "seed": 5, "top_p": 0.9}])
+def test_an_answer_goes_on_behind_any_of_its_tokens(tiny, sampling, local):
+    """What another server is given when one dies: prompt and answer so far, and what is left of max_tokens and min_tokens."""
+    num_tokens, min_tokens = 24, 10
+    (prompt,) = prompts([17], seed=12)
+    plain = engine(tiny.ours)
+    asked = {"max_tokens": num_tokens, "min_tokens": min_tokens, "stop_token_ids": frozenset(range(40)), **sampling}
+    plain.add(request(1, prompt, **asked))
+    (whole,) = answers(run(plain)).values()
+    for had in range(1, len(whole)):
+        pair = Pair(tiny.ours)
+        left = asked | {"max_tokens": num_tokens - had, "min_tokens": max(0, min_tokens - had)}
+        again = request(1, [*prompt, *whole[:had]], **left)
+        if local:
+            pair.decode.add(replace(again, local=True))
+        else:
+            pair.add(again)
+        assert [*whole[:had], *legs(pair.run())[1]] == whole
+        pair.assert_clean()
 
 
 def test_prefill_serves_more_prompts_than_its_pool_holds(tiny):

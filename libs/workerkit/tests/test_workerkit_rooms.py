@@ -12,9 +12,11 @@ from opentelemetry.trace import INVALID_SPAN
 from baton.engine.fingerprint import Fingerprint
 from baton.engine.types import (
     Bootstrapped,
+    EngineStats,
     Failed,
     Failure,
     KVReady,
+    PrefillStarted,
     Request,
     Reserved,
     Role,
@@ -25,9 +27,9 @@ from baton.engine.types import (
 )
 from baton.wire.v1 import common_pb2, worker_pb2
 from baton.workerkit import Limits, Reaper, RefusedError, differences, fingerprint_to_wire
-from baton.workerkit.convert import event_to_wire, failure_from_wire, failure_to_wire
+from baton.workerkit.convert import event_to_wire, failure_from_wire, failure_to_wire, load_to_wire
 from baton.workerkit.intake import DecodePeer, PrefillPeer, take
-from baton.workerkit.rooms import OpenRoom, RoomTable, ends
+from baton.workerkit.rooms import OpenRoom, RoomTable, ends, open_room
 
 
 def entry(*, deadline: float | None = None, bootstrap: float | None = None, waiting_s: float = 0.0, room: int = 1) -> OpenRoom[str]:
@@ -100,6 +102,43 @@ def test_legs_become_peers() -> None:
     assert (request.peer, request.deadline, request.bootstrap_deadline) == (PrefillPeer("decode-1"), 12.0, None)
     start.decode.bootstrap_address, start.decode.prefill_instance_id = "p:8998", "prefill-1"
     assert take(start, Limits(Role.DECODE, 10, 64, 4, 16), now=0.0).peer == DecodePeer("p:8998", "prefill-1")
+
+
+def test_a_decode_server_takes_a_prompt_to_compute_only_when_it_is_told_so() -> None:
+    start = worker_pb2.Start(room=5, prompt_token_ids=[1], sampling=worker_pb2.Sampling(top_p=1, max_tokens=1))
+    start.decode.bootstrap_address, start.decode.prefill_instance_id = "p:8998", "prefill-1"
+    assert not take(start, Limits(Role.DECODE, 10, 64, 4, 16), now=0.0).local
+    start.local.SetInParent()
+    request = take(start, Limits(Role.DECODE, 10, 64, 4, 16), now=0.0)
+    assert (request.local, request.peer) == (True, None)
+    for role in (Role.PREFILL, Role.PLAIN):
+        with pytest.raises(RefusedError, match=f"leg=local was sent to a {role.value} server"):
+            take(start, Limits(role, 10, 64, 4, 16), now=0.0)
+
+
+def test_a_room_that_decode_prefills_itself_waits_only_until_that_begins() -> None:
+    """Its pages are there, then its prompt is being computed: from then on the request's deadline alone counts."""
+    request = Request(5, [1], SamplingParams(), deadline=100.0, bootstrap_deadline=10.0, arrived=0.0, local=True)
+    room = open_room(request, "owner", INVALID_SPAN, Role.DECODE, waiting_s=5.0)
+    assert (room.stage, room.due()) == (common_pb2.ROOM_STATE_BOOTSTRAPPING, 10.0)
+    room.advance(Reserved(5, 1, 0), Role.DECODE, 1.0)
+    assert (room.stage, room.due()) == (common_pb2.ROOM_STATE_WAITING, 15.0)
+    room.advance(PrefillStarted(5), Role.DECODE, 2.0)
+    assert (room.stage, room.due()) == (common_pb2.ROOM_STATE_SUCCESS, 100.0)
+
+
+def test_load_tells_of_what_was_computed_again() -> None:
+    stats = EngineStats(
+        extra={"retractions": 2, "recomputed_tokens": 40, "local_prefills": 3, "prompt_tokens_per_s": 12.5, "pending_prompt_tokens": 7}
+    )
+    load = load_to_wire(stats, 0.0)
+    assert (load.retractions, load.recomputed_tokens, load.local_prefills, load.prompt_tokens_per_s, load.pending_prompt_tokens) == (
+        2,
+        40,
+        3,
+        12.5,
+        7,
+    )
 
 
 def test_a_prefill_pool_need_not_hold_the_answer() -> None:

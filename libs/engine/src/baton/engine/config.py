@@ -19,6 +19,8 @@ class EngineConfig:
     page_size: tokens of one page.
     max_num_batched_tokens: most tokens (prompt chunks and decode rows together) of one step.
     max_running: most sequences that decode in one step.
+    mixed_prompt_tokens: most tokens of prompts in a step that also decodes: bounds how long each of them makes the answers wait. None: no other
+    bound than max_num_batched_tokens.
     max_model_len: longest prompt + answer; None: what the model takes. Never more than the pool holds.
     dtype: of the weights and of the pool: float32 or bfloat16.
     num_threads: torch's threads inside one operation, for the whole process; None leaves them as they are.
@@ -33,6 +35,7 @@ class EngineConfig:
     page_size: int = 16
     max_num_batched_tokens: int = 1024
     max_running: int = 64
+    mixed_prompt_tokens: int | None = None
     max_model_len: int | None = None
     dtype: str = "float32"
     num_threads: int | None = None
@@ -47,7 +50,7 @@ class EngineConfig:
         if self.dtype not in ITEMSIZES:
             raise InvalidSettingError("dtype", self.dtype, f"must be one of {', '.join(ITEMSIZES)}")
         positive = ("num_pages", "kv_bytes", "page_size", "max_num_batched_tokens", "max_running", "max_model_len", "num_threads")
-        for field in positive:
+        for field in (*positive, "mixed_prompt_tokens"):
             value = getattr(self, field)
             if value is not None and value < 1:
                 raise InvalidSettingError(field, value, "must be at least 1")

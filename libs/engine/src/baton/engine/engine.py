@@ -17,6 +17,7 @@ from baton.engine.loader import torch_dtype
 from baton.engine.models.llama import LlamaModel
 from baton.engine.pool import KVPool
 from baton.engine.ports import KVExporter, KVImporter
+from baton.engine.prompt_speed import PromptSpeed
 from baton.engine.runner import CpuRunner, Flight, LayerDone, Runner
 from baton.engine.scheduling.base import Scheduler
 from baton.engine.scheduling.decode import DecodeScheduler
@@ -67,7 +68,7 @@ class Engine:
         self.max_model_len = max_model_len(model.config, config)
         self._clock = clock
         self._runner = _runner(role, model, config, pool or KVPool(self.layout, model.dtype, buffer, model.device), self.max_model_len)
-        self._flights: deque[tuple[StepPlan, Flight]] = deque()
+        self._flights: deque[tuple[StepPlan, Flight, float]] = deque()
         limits = Limits(
             page_size=config.page_size,
             max_num_batched_tokens=config.max_num_batched_tokens,
@@ -76,6 +77,7 @@ class Engine:
             growth_tokens=config.growth_tokens,
             max_passes=config.max_passes,
             vocab_size=model.config.vocab_size,
+            mixed_prompt_tokens=config.mixed_prompt_tokens,
         )
         self._max_batched = config.max_num_batched_tokens
         self._num_added = 0
@@ -84,6 +86,7 @@ class Engine:
         self._scheduler = _scheduler(role, PageAllocator(self.layout.num_pages), limits, exporter, importer, self._runner.release)
         self._steps = 0
         self._num_computed_tokens = 0
+        self._prompt_speed = PromptSpeed()
         self._last_progress = clock()
 
     def add(self, request: Request) -> None:
@@ -134,15 +137,16 @@ class Engine:
             return False
         self._tell()
         self._scheduler.advance(plan)
-        self._flights.append((plan, self._runner.launch(plan, self._layer_done(plan))))
+        began = self._clock()
+        self._flights.append((plan, self._runner.launch(plan, self._layer_done(plan)), began))
         return True
 
     def _read(self, timeout_s: float) -> None:
         """Reads the oldest launched steps as far as they have run."""
         while self._flights and self._flights[0][1].wait(timeout_s):
-            plan, flight = self._flights.popleft()
+            plan, flight, began = self._flights.popleft()
             self._scheduler.resolve(plan, flight.drawn())
-            self._count(plan)
+            self._count(plan, began)
             timeout_s = 0.0
 
     def has_work(self) -> bool:
@@ -154,6 +158,7 @@ class Engine:
         stats.steps = self._steps
         stats.last_progress = self._last_progress
         stats.extra["computed_tokens"] = self._num_computed_tokens
+        stats.extra["prompt_tokens_per_s"] = self._prompt_speed.tokens_per_s
         return stats
 
     def _layer_done(self, plan: StepPlan) -> LayerDone | None:
@@ -174,10 +179,13 @@ class Engine:
         if self._tell_milestones is not None and (events := self._scheduler.take_events()):
             self._tell_milestones(events)
 
-    def _count(self, plan: StepPlan) -> None:
+    def _count(self, plan: StepPlan, began: float) -> None:
+        """`began`: when the step was launched; it may have waited for the one before it."""
+        now = self._clock()
         self._steps += 1
         self._num_computed_tokens += sum(piece.count for piece in plan.slices)
-        self._last_progress = self._clock()
+        self._prompt_speed.note(sum(piece.count for piece in plan.slices if piece.count > 1), now - max(began, self._last_progress))
+        self._last_progress = now
 
 
 def _runner(role: Role, model: LlamaModel | DeviceModel, config: EngineConfig, pool: KVPool, max_model_len: int) -> Runner:

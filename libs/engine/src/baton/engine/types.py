@@ -72,6 +72,8 @@ class Request:
     arrived: float = 0.0
     # Where the other half of the room lives; the engine only hands it to its port.
     peer: object | None = None
+    # Decode role: the prompt is computed here and has no other half.
+    local: bool = False
 
 
 # --- what an engine reports ----------------------------------------------------------------------------------------------------

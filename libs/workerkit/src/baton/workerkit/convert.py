@@ -106,4 +106,9 @@ def load_to_wire(stats: EngineStats, stalled_s: float) -> worker_pb2.WorkerLoad:
         steps=stats.steps,
         tokens_in_flight=stats.tokens_in_flight,
         stalled_s=stalled_s,
+        retractions=int(stats.extra.get("retractions", 0)),
+        recomputed_tokens=int(stats.extra.get("recomputed_tokens", 0)),
+        local_prefills=int(stats.extra.get("local_prefills", 0)),
+        prompt_tokens_per_s=stats.extra.get("prompt_tokens_per_s", 0.0),
+        pending_prompt_tokens=int(stats.extra.get("pending_prompt_tokens", 0)),
     )

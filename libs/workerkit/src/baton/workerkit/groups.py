@@ -50,13 +50,13 @@ class EngineSettings(SettingsGroup):
         """Number of the GPU, as the transfer library names it; empty on a CPU."""
         return self.device.partition("cuda:")[2]
 
-    def prepare(self, role: Role) -> Prepared:
+    def prepare(self, role: Role, mixed_prompt_tokens: int | None = None) -> Prepared:
         """Loads the model and settles the KV pool's size. Blocks for seconds; raises the engine's errors."""
         from baton.engine import prepare  # torch takes seconds to import: --help and a bad setting need not wait for it
 
         return prepare(
             self.model_path,
-            self.engine_config(),
+            self.engine_config(mixed_prompt_tokens),
             role,
             device=self.device,
             load_format=self.load_format,
@@ -67,7 +67,7 @@ class EngineSettings(SettingsGroup):
     def fingerprint(self, prepared: Prepared) -> Fingerprint:
         return fingerprint(self.model_path, self.served_name(), prepared.model.config, prepared.config, self.load_format)
 
-    def engine_config(self) -> EngineConfig:
+    def engine_config(self, mixed_prompt_tokens: int | None = None) -> EngineConfig:
         """For the engine. Raises the engine's InvalidSettingError."""
         return EngineConfig(
             num_pages=self.num_pages,
@@ -75,6 +75,7 @@ class EngineSettings(SettingsGroup):
             page_size=self.page_size,
             max_num_batched_tokens=self.max_batched_tokens,
             max_running=self.max_running,
+            mixed_prompt_tokens=mixed_prompt_tokens,
             max_model_len=self.max_model_len,
             dtype=self.dtype,
             num_threads=self.threads,

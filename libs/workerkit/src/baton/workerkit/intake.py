@@ -11,6 +11,8 @@ from baton.workerkit.errors import RefusedError
 
 MAX_ROOM = 2**63 - 1
 
+_LEGS = {Role.PREFILL: ("prefill",), Role.DECODE: ("decode", "local"), Role.PLAIN: ("plain",)}
+
 
 @dataclass(frozen=True, slots=True)
 class PrefillPeer:
@@ -56,13 +58,14 @@ def take(start: worker_pb2.Start, limits: Limits, now: float) -> Request:
         waiting_deadline=None,
         arrived=now,
         peer=peer,
+        local=start.WhichOneof("leg") == "local",
     )
 
 
 def _leg(start: worker_pb2.Start, role: Role) -> PrefillPeer | DecodePeer | None:
     leg = start.WhichOneof("leg")
-    if leg != role.value:
-        raise _invalid("wrong_leg", f"leg={leg or 'none'} was sent to a {role.value} server, which takes leg={role.value} only")
+    if leg not in _LEGS[role]:
+        raise _invalid("wrong_leg", f"leg={leg or 'none'} was sent to a {role.value} server, which takes leg={' or '.join(_LEGS[role])} only")
     if leg == "prefill":
         if not start.prefill.decode_instance_id:
             raise _invalid("wrong_leg", "prefill.decode_instance_id is empty: name the decode server that may publish this room")

@@ -65,7 +65,7 @@ class OpenRoom(Generic[Owner]):
     def advance(self, event: EngineEvent, role: Role, now: float) -> None:
         """Notes a milestone: the stage, and what the next one's limit is."""
         stage = _STAGES.get(type(event))
-        if role is Role.PLAIN and isinstance(event, PrefillStarted):
+        if isinstance(event, PrefillStarted) and (role is Role.PLAIN or self.request.local):
             stage = common_pb2.ROOM_STATE_SUCCESS
         if stage is None or stage <= self.stage:
             return

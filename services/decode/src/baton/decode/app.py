@@ -113,7 +113,7 @@ async def _serve(life: Lifecycle, *, settings: DecodeSettings, instance_id: str,
 
 def _load(settings: DecodeSettings) -> _Model:
     """Blocks for seconds."""
-    prepared = settings.engine.prepare(Role(settings.role))
+    prepared = settings.engine.prepare(Role(settings.role), settings.prompt_budget())
     return _Model(prepared, prepared.device_pool(), fingerprint_to_wire(settings.engine.fingerprint(prepared)))
 
 

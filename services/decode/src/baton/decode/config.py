@@ -12,6 +12,9 @@ from pydantic import Field
 from baton.servicekit import ListenSettings, LogSettings, ServiceSettings, TlsSettings, TraceSettings
 from baton.workerkit import EngineSettings, TransferSettings
 
+#: Prompt tokens beside the answers of one decode step, when nobody says how many.
+MIXED_PROMPT_TOKENS = 256
+
 
 class DecodeSettings(ServiceSettings):
     """The decode server of Baton: receives KV pages and streams answers; with --role plain it does both halves itself."""
@@ -25,9 +28,18 @@ class DecodeSettings(ServiceSettings):
     link_wait_s: float = Field(default=5.0, gt=0, description="Seconds that a room may wait for a session with its prefill server.")
     revoke_timeout_s: float = Field(default=5.0, gt=0, description="Seconds until pages whose writer does not answer a revoke count as quarantined.")
     peer_linger_s: float = Field(default=60.0, ge=0, description="Seconds that a prefill server which no gateway names any more stays connected.")
+    mixed_prompt_tokens: int | None = Field(
+        default=None,
+        ge=1,
+        description="Most prompt tokens of a step that also makes answers, which wait for them; when not set: 256 in role decode, no limit in plain.",
+    )
     log: LogSettings = LogSettings()
     traces: TraceSettings = TraceSettings()
     tls: TlsSettings = TlsSettings()
+
+    def prompt_budget(self) -> int | None:
+        """A plain server is what a split is compared with: it has the whole step, as elsewhere. Decode promises short steps."""
+        return MIXED_PROMPT_TOKENS if self.mixed_prompt_tokens is None and self.role == "decode" else self.mixed_prompt_tokens
 
 
 def load_settings(argv: Sequence[str] | None = None, environ: Mapping[str, str] | None = None) -> DecodeSettings:

@@ -1,4 +1,4 @@
-"""Decode role: reserve pages, publish them, and run what lands."""
+"""Decode role: reserve pages, publish them, and run what lands; compute the prompts that are given here to be computed."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from baton.engine.scheduling.admission import AdmissionQueue
 from baton.engine.scheduling.failures import expired, lease_lost, refusal
 from baton.engine.scheduling.running import RunningSet
 from baton.engine.scheduling.sequence import Limits, Sequence, StepPlan
-from baton.engine.types import EngineEvent, EngineStats, Failed, Failure, Finished, KVReady, Request, Reserved, Role
+from baton.engine.types import EngineEvent, EngineStats, Failed, Failure, Finished, KVReady, PrefillStarted, Request, Reserved, Role
 
 
 class Stage(enum.Enum):
@@ -35,7 +35,10 @@ class Room:
 
 
 class DecodeScheduler:
-    """Pages go FREE -> RESERVED -> PUBLISHED -> running on Landed, and come back from a lease on Landed or Freed only."""
+    """Pages go FREE -> RESERVED -> PUBLISHED -> running on Landed, and come back from a lease on Landed or Freed only.
+
+    A local room's pages are never published: they go FREE -> running, and its prompt is computed in chunks beside the decode rows.
+    """
 
     def __init__(self, allocator: PageAllocator, limits: Limits, importer: KVImporter, on_release: Callable[[Sequence], None] | None = None) -> None:
         self._allocator = allocator
@@ -45,6 +48,7 @@ class DecodeScheduler:
         self._running = RunningSet(allocator, limits, Role.DECODE, on_release)
         self._rooms: dict[int, Room] = {}
         self._events: list[EngineEvent] = []
+        self._num_local = 0
 
     def add(self, request: Request) -> None:
         if request.room in self._rooms:
@@ -95,7 +99,11 @@ class DecodeScheduler:
     def plan(self) -> StepPlan:
         self._running.resume()
         while (sequence := self._waiting.take(self._admits())) is not None:
-            self._reserve(self._rooms[sequence.room])
+            state = self._rooms[sequence.room]
+            if sequence.request.local:
+                self._start_local(state)
+            else:
+                self._reserve(state)
         return StepPlan(tuple(self._running.plan()))
 
     def advance(self, plan: StepPlan) -> None:
@@ -134,8 +142,12 @@ class DecodeScheduler:
             waiting=len(self._waiting),
             running=len(self._running),
             tokens_in_flight=self._running.num_tokens + sum(len(state.sequence.tokens) for state in self._in_transfer()),
-            extra={"retractions": self._running.num_retractions, "recomputed_tokens": self._running.num_recomputed_tokens},
+            extra=self._running.counts() | {"pending_prompt_tokens": self._pending_prompt_tokens(), "local_prefills": self._num_local},
         )
+
+    def _pending_prompt_tokens(self) -> int:
+        waiting = (len(sequence.tokens) for sequence in self._waiting if sequence.request.local)
+        return self._running.num_pending_prompt_tokens + sum(waiting)
 
     def _in_transfer(self) -> list[Room]:
         return [state for state in self._rooms.values() if state.stage in (Stage.RESERVED, Stage.PUBLISHED)]
@@ -145,10 +157,21 @@ class DecodeScheduler:
         if not self._waiting:
             return _never
         in_transfer = self._in_transfer()
-        if len(in_transfer) >= self._limits.max_running:
+        may_publish = len(in_transfer) < self._limits.max_running
+        may_run = len(self._running) < self._limits.max_running
+        if not may_publish and not may_run:
             return _never
         promised = self._running.promised_pages() + sum(self._limits.growth_pages(state.sequence) for state in in_transfer)
-        return self._limits.room_for(self._allocator.num_free - promised, alone=not in_transfer and not len(self._running))
+        fits = self._limits.room_for(self._allocator.num_free - promised, alone=not in_transfer and not len(self._running))
+        return lambda sequence: (may_run if sequence.request.local else may_publish) and fits(sequence)
+
+    def _start_local(self, state: Room) -> None:
+        sequence = state.sequence
+        self._allocator.allocate(sequence.pages, self._limits.pages_for(sequence.num_prompt), self._limits.headroom(sequence))
+        state.stage = Stage.RUNNING
+        self._num_local += 1
+        self._events += [Reserved(sequence.room, sequence.pages.num_pages, resident_tokens=0), PrefillStarted(sequence.room)]
+        self._running.admit(sequence)
 
     def _reserve(self, state: Room) -> None:
         sequence = state.sequence

@@ -89,8 +89,11 @@ class PlainScheduler:
             waiting=len(self._waiting),
             running=len(self._running),
             tokens_in_flight=self._running.num_tokens,
-            extra={"retractions": self._running.num_retractions, "recomputed_tokens": self._running.num_recomputed_tokens},
+            extra=self._running.counts() | {"pending_prompt_tokens": self._pending_prompt_tokens()},
         )
+
+    def _pending_prompt_tokens(self) -> int:
+        return self._running.num_pending_prompt_tokens + sum(len(sequence.tokens) for sequence in self._waiting)
 
     def _admits(self) -> Callable[[Sequence], bool]:
         """Whether a sequence may be let in now, counting the growth of what runs and what was retracted."""

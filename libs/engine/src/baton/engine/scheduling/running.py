@@ -59,11 +59,20 @@ class RunningSet:
         return sum(sequence.pages.num_pages for sequence in self._leaving)
 
     @property
+    def num_pending_prompt_tokens(self) -> int:
+        """Of prompts, and of what retracted sequences compute again, still to be computed."""
+        missing = (sequence.length - sequence.num_computed for sequence in (*self._running, *self._retracted))
+        return sum(count for count in missing if count > 1)
+
+    @property
     def num_tokens(self) -> int:
         return sum(len(sequence.tokens) for sequence in (*self._running, *self._retracted))
 
+    def counts(self) -> dict[str, float]:
+        return {"retractions": self.num_retractions, "recomputed_tokens": self.num_recomputed_tokens}
+
     def admit(self, sequence: Sequence) -> None:
-        """Takes over a sequence whose pages hold at least all of its tokens but the last."""
+        """Takes over a sequence whose pages have room for all of its tokens but the last; what of them is not computed yet is computed here."""
         self._tickets[sequence.room] = self._next_ticket
         self._next_ticket += 1
         self._running.append(sequence)
@@ -93,7 +102,7 @@ class RunningSet:
             self._running.sort(key=self._ticket)
 
     def plan(self) -> list[Slice]:
-        """Decode rows first, then chunks of prompts, oldest first, within the step's tokens. Grows page tables and may retract.
+        """Decode rows first, then chunks of prompts, oldest first, within what the step has left for them. Grows page tables and may retract.
 
         Empty while pages are short and launched steps are unread: what they draw decides who pays."""
         going = [sequence for sequence in self._running if not sequence.num_pending or sequence.max_tokens_left(self._limits.max_model_len) > 0]
@@ -101,7 +110,7 @@ class RunningSet:
             return []
         decoding = [sequence for sequence in going if sequence.num_computed == sequence.length - 1]
         slices = [Slice(sequence, sequence.num_computed, 1, samples=True) for sequence in decoding[: self._limits.max_running]]
-        budget = self._limits.max_num_batched_tokens - len(slices)
+        budget = self._limits.prompt_budget(len(slices))
         for sequence in going:
             missing = sequence.length - sequence.num_computed
             if missing > 1 and budget:

@@ -89,7 +89,10 @@ class StepPlan:
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """The part of the configuration that policy needs. max_model_len: prompt + answer, in tokens."""
+    """The part of the configuration that policy needs. max_model_len: prompt + answer, in tokens.
+
+    mixed_prompt_tokens: most tokens of prompts in a step that also has decode rows; None: what the step has left.
+    """
 
     page_size: int
     max_num_batched_tokens: int
@@ -98,6 +101,12 @@ class Limits:
     growth_tokens: int
     max_passes: int
     vocab_size: int
+    mixed_prompt_tokens: int | None = None
+
+    def prompt_budget(self, num_decoding: int) -> int:
+        """How many tokens of prompts the step of so many decode rows may compute: each of them makes those rows wait."""
+        left = self.max_num_batched_tokens - num_decoding
+        return left if self.mixed_prompt_tokens is None or not num_decoding else min(left, self.mixed_prompt_tokens)
 
     def pages_for(self, num_tokens: int) -> int:
         return -(-num_tokens // self.page_size)
