@@ -87,6 +87,10 @@ async def measure(plan: Plan, contestants: Sequence[Contestant], folder: Path, p
     return [writer.path for writer in writers]
 
 
+def machine_text() -> str:
+    return f"{platform.system()} {platform.release()} {platform.machine()}, Python {platform.python_version()}"
+
+
 @dataclass(frozen=True)
 class _Turn:
     plan: Plan
@@ -127,7 +131,7 @@ def _open_writers(plan: Plan, contestants: Sequence[Contestant], folder: Path) -
     for name in names:
         require(not (folder / f"{name}.jsonl").exists(), "folder", str(folder), f"one without a {name}.jsonl: an earlier run is not written over")
     session, now = uuid.uuid4().hex, datetime.now(UTC).isoformat(timespec="seconds")
-    machine = f"{platform.system()} {platform.release()} {platform.machine()}, Python {platform.python_version()}"
+    machine = machine_text()
     writers = []
     for contestant in contestants:
         header = RunHeader(

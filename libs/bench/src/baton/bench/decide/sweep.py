@@ -1,0 +1,138 @@
+"""The measurement: all topologies in turns, each looking for its own limit, then the contenders again around theirs."""
+
+import time
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import Protocol
+
+from baton.bench.decide.cells import CellPlan, CellSetting, measure_cell, met
+from baton.bench.decide.record import Cell, DecideRecord, Phase, Topology
+from baton.bench.decide.search import RateGrid, RateSearch
+from baton.bench.errors import require
+from baton.bench.sample import Sample
+from baton.bench.targets import Target
+
+
+@dataclass(frozen=True)
+class SweepPlan:
+    """`cell_s`: seconds over which a cell's requests arrive. `num_repeats`: rounds of repeats around the limits.
+
+    `budget_s`: no round of repeats is begun that would likely end later than this after the first cell (search rounds are not cut short)."""
+
+    grid: RateGrid
+    cell_s: float = 60.0
+    min_requests: int = 20
+    num_repeats: int = 3
+    budget_s: float = 3600.0
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        require(self.cell_s > 0, "cell_s", self.cell_s, "above 0")
+        require(self.min_requests >= 1, "min_requests", self.min_requests, "at least 1")
+        require(self.num_repeats >= 0, "num_repeats", self.num_repeats, "at least 0")
+
+    def num_requests(self, rate_rps: float) -> int:
+        return max(self.min_requests, round(rate_rps * self.cell_s))
+
+
+class Progress(Protocol):
+    """Shows a step of `total` requests until its context ends."""
+
+    def __call__(self, text: str, total: int) -> AbstractContextManager[Callable[[int], None]]: ...
+
+
+Keep = Callable[[DecideRecord], None]
+MeasureCell = Callable[[CellPlan, Target, CellSetting, float, Callable[[Sample], None]], Awaitable[Cell]]
+
+
+class Sweep:
+    """One use. `keep` gets the record after every cell, so that a run that is stopped leaves what it had."""
+
+    def __init__(
+        self,
+        plan: SweepPlan,
+        record: DecideRecord,
+        targets: Mapping[str, Target],
+        setting: CellSetting,
+        progress: Progress,
+        keep: Keep,
+        measure: MeasureCell = measure_cell,
+    ) -> None:
+        self._plan, self._targets, self._setting = plan, targets, setting
+        self._progress, self._keep, self._measure = progress, keep, measure
+        self.record = record
+        self._searches = {topology.name: RateSearch(plan.grid) for topology in record.topologies}
+        self._start_s = time.perf_counter()
+        self._round = 0
+
+    async def run(self) -> DecideRecord:
+        while proposals := self._proposals():
+            await self._one_round(proposals)
+        for _ in range(self._plan.num_repeats):
+            again: list[tuple[str, int, Phase]] = [(name, place, "repeat") for name in self.contenders() for place in self._searches[name].edges]
+            if not self._fits([place for _, place, _ in again]):
+                break
+            await self._one_round(again)
+        return self.record
+
+    def _proposals(self) -> list[tuple[str, int, Phase]]:
+        found: list[tuple[str, int, Phase]] = []
+        for name, search in self._searches.items():
+            place = search.proposal()
+            if place is not None:
+                found.append((name, place, "bisect" if search.is_bracketed else "bracket"))
+        return found
+
+    def contenders(self) -> list[str]:
+        """Whose limits are worth a second look: the copies, the best split, and whoever may still be as good as the best."""
+        best = max((search.low for search in self._searches.values() if search.low is not None), default=None)
+        names = [name for name, search in self._searches.items() if best is None or search.high is None or search.high >= best]
+        splits = [topology for topology in self.record.topologies if topology.kind == "split"]
+        names += [topology.name for topology in self.record.topologies if topology.kind == "copies"]
+        names += [self._best_of(splits)] if splits else []
+        return [topology.name for topology in self.record.topologies if topology.name in names]
+
+    def _best_of(self, topologies: Sequence[Topology]) -> str:
+        def low(topology: Topology) -> float:
+            found = self._searches[topology.name].low
+            return float("-inf") if found is None else found
+
+        return max(topologies, key=low).name
+
+    def _fits(self, places: Sequence[int]) -> bool:
+        """Judged by how long the cells so far took beyond their arrivals."""
+        spent_s = time.perf_counter() - self._start_s
+        arrivals_s = sum(cell.num_requests / cell.rate_rps for cell in self.record.cells)
+        stretch = spent_s / arrivals_s if arrivals_s else 1.0
+        expected_s = sum(self._plan.num_requests(rate) / rate for rate in map(self._plan.grid.rate_rps, places)) * stretch
+        return bool(places) and spent_s + expected_s <= self._plan.budget_s
+
+    async def _one_round(self, turns: Sequence[tuple[str, int, Phase]]) -> None:
+        """Every other round backwards, so that none is always the first."""
+        for name, place, phase in turns if self._round % 2 == 0 else list(reversed(turns)):
+            cell = await self._one_cell(name, place, phase)
+            if phase != "repeat":
+                self._searches[name].note(place, met=met([cell], self._setting.targets.attainment))
+        self._round += 1
+
+    async def _one_cell(self, name: str, place: int, phase: Phase) -> Cell:
+        rate_rps, number = self._plan.grid.rate_rps(place), len(self.record.cells)
+        plan = CellPlan(number, name, phase, self._round, rate_rps, self._plan.num_requests(rate_rps), self._plan.seed + self._round)
+        begun_s = time.perf_counter() - self._start_s
+        with self._progress(f"{phase} {self._round + 1}: {name} at {rate_rps:.3g} requests/s", plan.num_requests) as step:
+            cell = await self._measure(plan, self._targets[name], self._setting, begun_s, counting(step))
+        self.record = self.record.with_cell(cell)
+        self._keep(self.record)
+        return cell
+
+
+def counting(step: Callable[[int], None]) -> Callable[[Sample], None]:
+    num_done = 0
+
+    def on_done(_: Sample) -> None:
+        nonlocal num_done
+        num_done += 1
+        step(num_done)
+
+    return on_done
