@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import itertools
 import time
+from dataclasses import replace
 
+import numpy as np
 import pytest
 
 from baton.engine.ports import PublishedSlots, SendDone, SendFailed
@@ -318,3 +320,33 @@ def test_a_bad_publication_is_named_and_ends_the_room(prefill, more, said) -> No
     failed = prefill.until_over(7)
     assert isinstance(failed, SendFailed)
     assert failed.failure.cause == "bad_publication"
+
+
+@pytest.mark.parametrize("computed_first", [False, True])
+@pytest.mark.parametrize("wrong", [{"doorbell": 10**6}, {"pages": np.array([20, 10**6, 3])}], ids=["doorbell", "pages"])
+def test_a_publication_outside_of_its_invitation_ends_its_room_and_nothing_else(prefill, wrong, computed_first) -> None:
+    """A decode server that says one number of pages or doorbells and invites to another: no call of the engine may raise."""
+    decode = prefill.decode()
+    prefill.expect(7)
+    publication = replace(decode.publish(7), **wrong)
+    if computed_first:
+        whole(prefill, 7)
+        prefill.exporter.published(publication)
+    else:
+        prefill.exporter.published(publication)
+        whole(prefill, 7)
+    failed = prefill.until_over(7)
+    assert isinstance(failed, SendFailed)
+    assert (failed.failure.code, failed.failure.origin, failed.failure.cause) == ("INVALID_ARGUMENT", "decode", "bad_publication")
+    prefill.until(lambda: bool(decode.told))
+    assert decode.told[0].declined.failure.cause == "bad_publication"
+    prefill.expect(8)
+    prefill.exporter.published(decode.publish(8))
+    whole(prefill, 8)
+    assert isinstance(prefill.until_over(8), SendDone)
+
+
+def test_more_pages_than_the_pool_has_are_refused_before_they_are_counted_out(prefill) -> None:
+    pages = [common_pb2.Extent(first=0, count=32)] * 2
+    with pytest.raises(BadPublicationError, match="pages holds 64 pages, the pool has 32"):
+        prefill.decode().publish(7, pages=pages)

@@ -15,7 +15,7 @@ from concurrent.futures import ThreadPoolExecutor
 from baton.engine.layout import KVLayout
 from baton.engine.ports import ExportEvent, PublishedSlots, SendDone, SendFailed, SendStarted
 from baton.engine.types import Extent, Failure, Request
-from baton.kvtransfer import TransferError, WriteHandle, WriteState
+from baton.kvtransfer import InvalidArgument, TransferError, WriteHandle, WriteState
 from baton.prefill.errors import BadPublicationError
 from baton.prefill.link import DecodeLink
 from baton.prefill.publication import Publication
@@ -100,6 +100,7 @@ class Exporter:
                 send.last_layer_ns = time.monotonic_ns()
             if send.can_post:
                 self._post_held(send)
+            if send.can_post:
                 self._ring(send)
 
     def abort(self, room: int, failure: Failure) -> None:
@@ -250,7 +251,7 @@ class Exporter:
         self._say(PublishedSlots(room, publication.resident_tokens))
         if self._layerwise or send.first_token is not None:
             self._post_held(send)
-        if send.first_token is not None:
+        if send.first_token is not None and send.can_post:
             self._ring(send)
 
     def _refuse_both(self, send: RoomSend, publication: Publication, failure: Failure) -> None:
@@ -264,8 +265,23 @@ class Exporter:
             self._post(send, layer, first, count, event)
 
     def _post(self, send: RoomSend, layer: int, first: int, count: int, event: int | None) -> None:
-        if send.post(layer, first, count, event):
+        if not send.can_post:
+            return  # one before it could not be written
+        try:
+            posted = send.post(layer, first, count, event)
+        except InvalidArgument as error:
+            self._unwritable(send, error)
+            return
+        if posted:
             self._begin(send)
+
+    def _unwritable(self, send: RoomSend, error: InvalidArgument) -> None:
+        """What was published lies outside of what its decode server's invitation names: its mistake ends this room and nothing else."""
+        assert send.publication is not None
+        text = f"decode server {send.publication.link.instance_id} published room {send.room}: {error}"
+        self.counters["unwritable"] += 1
+        log.error("publication cannot be written", room=send.room, peer=send.publication.link.instance_id, reason=str(error))
+        self._stop(send, _failure("INVALID_ARGUMENT", "bad_publication", text, origin="decode"))
 
     def _begin(self, send: RoomSend) -> None:
         if not send.has_started:
@@ -294,7 +310,10 @@ class Exporter:
         doorbell = send.doorbell(page_hash)
         with self._lock:
             if send.can_post and send.handle is not None and send.publication is not None:
-                send.handle.finish(send.publication.doorbell, doorbell)
+                try:
+                    send.handle.finish(send.publication.doorbell, doorbell)
+                except InvalidArgument as error:
+                    self._unwritable(send, error)
 
     def _stop(self, send: RoomSend, failure: Failure) -> None:
         """Stops posting; the room ends when its writes have. Idempotent: the first reason counts."""

@@ -39,6 +39,8 @@ def read_publication(message: bootstrap_pb2.Publish, link: DecodeLink) -> Public
     given = sum(extent.count for extent in message.pages)
     if message.num_tokens == 0 or given < needed:
         raise BadPublicationError("bad_publication", f"pages holds {given} pages, num_tokens={message.num_tokens} needs {max(needed, 1)}")
+    if given > layout.num_pages:  # before anything as long as that is made of them
+        raise BadPublicationError("bad_publication", f"pages holds {given} pages, the pool has {layout.num_pages}")
     for extent in message.pages:
         if extent.first + extent.count > layout.num_pages:
             end = extent.first + extent.count
