@@ -6,13 +6,14 @@ import typer
 
 from baton.cli import bench_commands, model_commands
 from baton.cli.chat import chat
+from baton.cli.decide import decide
 from baton.cli.demo import demo
 from baton.cli.errors import CliError
 from baton.cli.services import StopAskedError
 from baton.cli.up import up
 
 typer_app = typer.Typer(help="Prefill-decode disaggregated LLM serving.", no_args_is_help=True, pretty_exceptions_enable=False, add_completion=False)
-for command in (up, chat, demo):
+for command in (up, chat, demo, decide):
     typer_app.command()(command)
 typer_app.add_typer(model_commands.app, name="model")
 typer_app.add_typer(bench_commands.app, name="bench")

@@ -85,10 +85,10 @@ def resolve_model(model: str) -> tuple[Path, str]:
 
 
 @contextmanager
-def running_fleet(options: FleetOptions, drain_timeout_s: float, console: Console, verbose: bool) -> Iterator[RunningFleet]:
-    """A fleet that serves; leaving the block stops it, whatever the reason.
+def supervised(drain_timeout_s: float, console: Console, verbose: bool) -> Iterator[Supervisor]:
+    """A supervisor that Ctrl-C asks to stop; leaving the block ends what it started, whatever the reason.
 
-    Raises ServiceError when a service does not start or had to be killed at the end, StopAskedError for a stop signal before all serve.
+    Raises ServiceError at the end when a service had to be killed.
     """
     with stop_events() as (first, again):
         supervisor = Supervisor(new_run_dir(CliConfig.from_environment().cache_dir / "runs"), drain_timeout_s, first, again)
@@ -98,14 +98,24 @@ def running_fleet(options: FleetOptions, drain_timeout_s: float, console: Consol
             follower = LogFollower(show_line)
             supervisor.tick = lambda: follower.poll(supervisor.services)
         try:
-            with progress_line(console) as note:
-                addresses = start_fleet(options, supervisor, note)
-            yield RunningFleet(supervisor, addresses)
+            yield supervisor
         finally:
             show_line("stopping")
             killed = supervisor.stop()
         if killed:
             raise ServiceError(f"killed because they did not end within their drain: {', '.join(killed)}; logs: {supervisor.run_dir}")
+
+
+@contextmanager
+def running_fleet(options: FleetOptions, drain_timeout_s: float, console: Console, verbose: bool) -> Iterator[RunningFleet]:
+    """A fleet that serves; leaving the block stops it, whatever the reason.
+
+    Raises ServiceError when a service does not start or had to be killed at the end, StopAskedError for a stop signal before all serve.
+    """
+    with supervised(drain_timeout_s, console, verbose) as supervisor:
+        with progress_line(console) as note:
+            addresses = start_fleet(options, supervisor, note)
+        yield RunningFleet(supervisor, addresses)
 
 
 def new_run_dir(parent: Path) -> Path:

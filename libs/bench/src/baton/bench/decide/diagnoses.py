@@ -13,7 +13,7 @@ SLOW_TRANSPORTS = ("tcp",)
 TIMEOUT_WORDS = ("timeout", "deadline", "timed_out")
 REMEDIES = {
     "client": "the client left or its deadline was too short",
-    "gateway": "look at its --bootstrap-, --waiting-, --transfer- and --request-timeout-s and at the client's deadline before suspecting the transfer",
+    "gateway": "look at its --bootstrap-, --waiting-, --transfer- and --request-timeout-s and the client's deadline before suspecting the transfer",
     "prefill": "see the prefill server's log",
     "decode": "see the decode server's log: pages or rooms may have run out",
     "transfer": "the move of pages itself failed: look at the transport",

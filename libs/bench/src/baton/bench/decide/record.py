@@ -191,7 +191,7 @@ class Verdict:
 
 @dataclass(frozen=True)
 class DecideRecord:
-    """`workload`: as it describes itself for the first cell. `chunk_tokens`: most prompt tokens in one step of a plain server (chunked prefill)."""
+    """`workload`: as it describes itself for the first cell. `chunk_tokens`: most prompt tokens in a plain server's step with streams."""
 
     version: int
     created_at: str

@@ -42,7 +42,7 @@ class Progress(Protocol):
     def __call__(self, text: str, total: int) -> AbstractContextManager[Callable[[int], None]]: ...
 
 
-Keep = Callable[[DecideRecord], None]
+Keep = Callable[[DecideRecord], object]
 MeasureCell = Callable[[CellPlan, Target, CellSetting, float, Callable[[Sample], None]], Awaitable[Cell]]
 
 
