@@ -1,14 +1,16 @@
 """What every Baton service shares: settings, logs, traces, health, start and drain."""
 
-from baton.servicekit.errors import AddressUnavailableError, ServicekitError, SettingsError, StartError, TlsError
+from baton.servicekit.errors import AddressUnavailableError, SecretFileError, ServicekitError, SettingsError, StartError, TlsError
 from baton.servicekit.groups import ListenSettings, LogSettings, TlsSettings, TraceSettings
 from baton.servicekit.identity import new_instance_id
 from baton.servicekit.lifecycle import Lifecycle, run
 from baton.servicekit.logs import configure_logs, get_logger
+from baton.servicekit.secret_file import watch_secrets
 from baton.servicekit.server import GrpcServer, join_address
 from baton.servicekit.settings import ServiceSettings, SettingsGroup
 from baton.servicekit.tls import open_channel
 from baton.servicekit.tracing import Tracing, configure_tracing, extract, extract_traceparent, inject, inject_traceparent
+from baton.servicekit.watched import Watched
 
 __all__ = [
     "AddressUnavailableError",
@@ -16,6 +18,7 @@ __all__ = [
     "Lifecycle",
     "ListenSettings",
     "LogSettings",
+    "SecretFileError",
     "ServiceSettings",
     "ServicekitError",
     "SettingsError",
@@ -25,6 +28,7 @@ __all__ = [
     "TlsSettings",
     "TraceSettings",
     "Tracing",
+    "Watched",
     "configure_logs",
     "configure_tracing",
     "extract",
@@ -36,4 +40,5 @@ __all__ = [
     "new_instance_id",
     "open_channel",
     "run",
+    "watch_secrets",
 ]

@@ -20,4 +20,12 @@ class AddressUnavailableError(ServicekitError):
 
 
 class TlsError(ServicekitError):
-    """A certificate or key file is missing or unreadable."""
+    """A certificate, key or CA file is missing, unreadable or expired, or the key is not the certificate's."""
+
+
+class SecretFileError(ServicekitError):
+    """A file of secrets or of API keys is missing, unreadable or wrong. The message names the file and the line's number, never what is in it."""
+
+
+class EtcdError(ServicekitError):
+    """etcd refused, is away, or did not answer in time."""
