@@ -35,19 +35,19 @@ class Way:
 def test_least_load_goes_where_the_busier_server_is_least_busy() -> None:
     easy = Way((Server(50), Server(60)))
     hard = Way((Server(0), Server(90)))
-    assert Router().choose([hard, easy]) is easy
+    assert Router().choose([hard, easy]).route is easy
 
 
 def test_of_equal_peaks_the_lighter_pair_then_the_emptier_pool_is_taken() -> None:
-    assert Router().choose([Way((Server(5), Server(9))), light := Way((Server(1), Server(9)))]) is light
-    assert Router().choose([Way((Server(1, 10),)), empty := Way((Server(1, 20),))]) is empty
+    assert Router().choose([Way((Server(5), Server(9))), light := Way((Server(1), Server(9)))]).route is light
+    assert Router().choose([Way((Server(1, 10),)), empty := Way((Server(1, 20),))]).route is empty
 
 
 @pytest.mark.parametrize("policy", ["least-load", "round-robin"])
 def test_equal_routes_take_turns(policy: str) -> None:
     ways = [Way((Server(),)) for _ in range(3)]
     router = Router(policy)  # type: ignore[arg-type]
-    seen = [id(router.choose(ways)) for _ in range(6)]
+    seen = [id(router.choose(ways).route) for _ in range(6)]
     assert len(set(seen[:3])) == 3
     assert seen[:3] == seen[3:]
 
@@ -55,7 +55,7 @@ def test_equal_routes_take_turns(policy: str) -> None:
 @given(st.lists(st.tuples(st.integers(0, 10**6), st.integers(0, 10**6)), min_size=1, max_size=10))
 def test_least_load_never_takes_a_route_that_another_beats_outright(loads: list[tuple[int, int]]) -> None:
     ways = [Way((Server(prefill), Server(decode))) for prefill, decode in loads]
-    chosen = Router().choose(ways)
+    chosen = Router().choose(ways).route
     assert not any(
         all(other.tokens_in_flight < mine.tokens_in_flight for other, mine in zip(way.servers, chosen.servers, strict=True)) for way in ways
     )

@@ -31,6 +31,13 @@ class ListenSettings(SettingsGroup):
     def _check_instance_id(cls, value: str | None) -> str | None:
         return None if value is None else check_instance_id(value)
 
+    def is_loopback(self) -> bool:
+        """Whether only this host's processes reach it."""
+        try:
+            return ipaddress.ip_address(self.host).is_loopback
+        except ValueError:
+            return self.host == "localhost"
+
     def advertised_host(self) -> str:
         """The host that others are told."""
         if self.advertise_host:

@@ -13,6 +13,7 @@ import grpc
 import uvloop
 
 from baton.gateway.config import GatewaySettings
+from baton.gateway.discovery.discovery import Discovery
 from baton.gateway.dispatch import Dispatcher
 from baton.gateway.errors import ModelFolderError
 from baton.gateway.fleet import Fleet
@@ -59,13 +60,17 @@ class Gateway:
         self._changes: asyncio.Queue[bool] = asyncio.Queue()
         self._tasks: list[asyncio.Task[None]] = []
         self.rooms = RoomTable(settings.max_rooms)
-        self.fleet = Fleet(self._workers(), self._changes.put_nowait)
+        self.fleet = Fleet(self._changes.put_nowait)
+        self.router = Router(settings.routing, balance=settings.routing_balance)
+        self.fleet.on_instance_gone = self.router.forget
+        self.discovery = Discovery(settings, self.fleet, instance_id, self._make_worker, self._task_ended)
+        self._on_failure: Callable[[BaseException], None] = lambda error: None
         timeouts = Timeouts(settings.bootstrap_timeout_s, settings.waiting_timeout_s, settings.transfer_timeout_s)
         inference = Inference(
             model_name=settings.served_name,
             tokenizer=tokenizer,
             fleet=self.fleet,
-            dispatcher=Dispatcher(self.rooms, Router(settings.routing), timeouts, settings.max_buffered_tokens),
+            dispatcher=Dispatcher(self.rooms, self.router, timeouts, settings.max_buffered_tokens),
             request_timeout_s=settings.request_timeout_s,
             retries=settings.retries,
             tracer=tracing.tracer("baton.gateway"),
@@ -73,17 +78,24 @@ class Gateway:
         options = dict(SERVER_OPTIONS) | {"grpc.max_receive_message_length": settings.max_body_bytes}
         self.grpc = GrpcServer(settings.listen.host, settings.listen.port, tls=settings.tls, options=[*options.items()])
         self.grpc.add(register, InferenceServicer(inference), SERVICE)
+        self.discovery.serve(self.grpc)
         front = OpenAIFront(inference, self.rooms, settings.max_body_bytes, started_at_s=int(time.time()))
         self.http = HttpServer(front.app(), settings.http_address_host, settings.http_port, settings.tls)
 
-    def _workers(self) -> list[Worker]:
+    def _make_worker(self, address: str, leg: Leg) -> tuple[Worker, WorkerSession]:
         settings = self._settings
-        named = [(Leg.PREFILL, settings.prefill), (Leg.DECODE, settings.decode), (Leg.PLAIN, settings.plain)]
-        return [
-            Worker(address, leg, min_vocab_size=self._tokenizer.vocab_size, stall_limit_s=settings.stall_limit_s)
-            for leg, addresses in named
-            for address in addresses
-        ]
+        worker = Worker(address, leg, min_vocab_size=self._tokenizer.vocab_size, stall_limit_s=settings.stall_limit_s)
+        session = WorkerSession(
+            worker,
+            gateway_id=self._instance_id,
+            gateway_address=self._advertised_grpc(),
+            tls=settings.tls,
+            silence_limit_s=settings.silence_limit_s,
+        )
+        return worker, session
+
+    def _advertised_grpc(self) -> str:
+        return join_address(self._settings.listen.advertised_host(), self.grpc.port)
 
     async def start(self, on_failure: Callable[[BaseException], None]) -> dict[str, str]:
         """Listens, begins to connect to the fleet, and returns the addresses. Health follows the fleet from now on.
@@ -92,22 +104,17 @@ class Gateway:
         """
         await self.grpc.start()
         await self.http.start()
-        advertised = join_address(self._settings.listen.advertised_host(), self.grpc.port)
-        sessions = [
-            WorkerSession(
-                worker,
-                gateway_id=self._instance_id,
-                gateway_address=advertised,
-                tls=self._settings.tls,
-                silence_limit_s=self._settings.silence_limit_s,
-            )
-            for worker in self.fleet.workers
-        ]
-        self._tasks = [asyncio.create_task(session.run(), name=f"session {number}") for number, session in enumerate(sessions)]
+        self._on_failure = on_failure
+        self._tasks = [asyncio.create_task(part, name="discovery") for part in self.discovery.start()]
         self._tasks.append(asyncio.create_task(self._follow_fleet(), name="health"))
+        self._tasks += [asyncio.create_task(watched.run(), name=f"clock of {watched.what}") for watched in self.discovery.watched]
         for task in self._tasks:
-            task.add_done_callback(lambda ended: _tell_failure(ended, on_failure))
-        return {"grpc": advertised, "http": join_address(self._advertised_http_host(), self.http.port)}
+            task.add_done_callback(self._task_ended)
+        return {"grpc": self._advertised_grpc(), "http": join_address(self._advertised_http_host(), self.http.port)}
+
+    def _task_ended(self, task: asyncio.Task[None]) -> None:
+        if not task.cancelled():
+            self._on_failure(task.exception() or RuntimeError(f"task {task.get_name()} ended"))
 
     def _advertised_http_host(self) -> str:
         listen = self._settings.listen
@@ -141,12 +148,8 @@ class Gateway:
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self.discovery.close()
         self._tokenizer.close()
-
-
-def _tell_failure(task: asyncio.Task[None], on_failure: Callable[[BaseException], None]) -> None:
-    if not task.cancelled():
-        on_failure(task.exception() or RuntimeError(f"task {task.get_name()} ended"))
 
 
 @contextlib.asynccontextmanager

@@ -9,6 +9,7 @@ from pydantic import Field, field_validator, model_validator
 
 from baton.gateway.routing import RoutingPolicy
 from baton.servicekit import ListenSettings, LogSettings, ServiceSettings, TlsSettings, TraceSettings
+from baton.servicekit.etcd import parse_endpoint
 
 
 class GatewaySettings(ServiceSettings):
@@ -26,7 +27,22 @@ class GatewaySettings(ServiceSettings):
     prefill: tuple[str, ...] = Field(default=(), description="Prefill servers, host:port of their gRPC.")
     decode: tuple[str, ...] = Field(default=(), description="Decode servers, host:port of their gRPC.")
     plain: tuple[str, ...] = Field(default=(), description="Plain servers (prefill and decode in one), host:port of their gRPC.")
+    registration: bool = Field(default=False, description="Whether workers may make themselves known to this gateway (their --gateway-address).")
+    registration_key_file: Path | None = Field(
+        default=None, description="Keys that registering workers must show one of, one a line; needed unless the gateway listens on loopback."
+    )
+    etcd: tuple[str, ...] = Field(default=(), description="etcd where workers make themselves known: host:port or https://host:port of its members.")
+    etcd_prefix: str = Field(default="/baton", min_length=1, description="Where in etcd this fleet is; the same on its workers.")
+    etcd_grace_s: float = Field(default=30.0, ge=0, description="Seconds that servers which an etcd lost while it was away get to register again.")
+    admin_key_file: Path | None = Field(
+        default=None, description="Keys of operators, one a line; with it baton.v1.Fleet lists, adds, drains and removes servers."
+    )
     routing: RoutingPolicy = Field(default="least-load", description="How a request's servers are chosen.")
+    routing_balance: float = Field(
+        default=1.5,
+        ge=1,
+        description="prefix-aware: load of a server, as a multiple of the mean, above which a prefix no longer keeps requests there.",
+    )
     stall_limit_s: float = Field(default=30.0, gt=0, description="Seconds without progress after which a server gets no new requests.")
 
     silence_limit_s: float = Field(
@@ -55,6 +71,13 @@ class GatewaySettings(ServiceSettings):
                 raise ValueError(f"{address!r} is not host:port")
         return value
 
+    @field_validator("etcd")
+    @classmethod
+    def _check_endpoints(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        for text in value:
+            parse_endpoint(text)
+        return value
+
     @field_validator("model_path")
     @classmethod
     def _check_folder(cls, value: Path) -> Path:
@@ -68,11 +91,22 @@ class GatewaySettings(ServiceSettings):
         twice = sorted({address for address in named if named.count(address) > 1})
         if twice:
             raise ValueError(f"--prefill, --decode and --plain name {', '.join(twice)} more than once")
+        if self.registration or self.etcd or self.admin_key_file:
+            return self  # others may join later
         if bool(self.prefill) != bool(self.decode):
             have, lack = ("--prefill", "--decode") if self.prefill else ("--decode", "--prefill")
             raise ValueError(f"{have} is set and {lack} is not: a pair needs both")
         if not named:
-            raise ValueError("no servers are named: set --prefill and --decode, or --plain")
+            raise ValueError("no servers are named: set --prefill and --decode, or --plain; or let them join with --registration or --etcd")
+        return self
+
+    @model_validator(mode="after")
+    def _check_registration(self) -> GatewaySettings:
+        if self.registration and self.registration_key_file is None and not self.listen.is_loopback():
+            raise ValueError(
+                f"--registration on --host={self.listen.host} lets everybody who reaches it offer a server, which then sees prompts: "
+                "set --registration-key-file"
+            )
         return self
 
     @property

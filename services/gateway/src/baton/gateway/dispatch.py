@@ -47,7 +47,9 @@ class Dispatcher:
         if number == 1:
             self.rooms.check_capacity()
         now = time.monotonic()
-        route = self.router.choose(trusted(routes, now) or routes)
+        decision = self.router.choose(trusted(routes, now) or routes, order.admitted.prompt)
+        route = decision.route
+        order.span.set_attributes({"baton.routing": decision.reason, "baton.prefix_tokens": decision.prefix_tokens})
         for server in route.servers:
             server.breaker.chosen(now)
         passage = Passage(order.accepted_at, prefill_instance=route.servers[0].instance_id, decode_instance=route.servers[-1].instance_id)
@@ -60,7 +62,7 @@ class Dispatcher:
                 timeouts=self.timeouts,
                 deadline=order.deadline,
                 max_buffered=self.max_buffered_tokens,
-                log=log.bind(room=room),
+                log=log.bind(room=room, routing=decision.reason),
                 span=order.span,
                 on_closed=on_closed,
             ),

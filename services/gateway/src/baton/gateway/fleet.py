@@ -43,15 +43,18 @@ class Fleet:
     A pair is a route once decode says that it is connected to that very prefill process: the first request then pays for no first contact.
     """
 
-    def __init__(self, workers: Sequence[Worker], on_ready: Callable[[bool], None]) -> None:
-        self.workers = tuple(workers)
+    def __init__(self, on_ready: Callable[[bool], None]) -> None:
+        self.workers: tuple[Worker, ...] = ()
         self.routes: tuple[Route, ...] = ()
+        #: Asked for what is wrong with the places that workers are learnt from, one text each.
+        self.source_problems: Callable[[], list[str]] = list
+        #: Told of an instance that is gone for good: what is kept by instance can be dropped.
+        self.on_instance_gone: Callable[[str], None] = lambda instance_id: None
         self._on_ready = on_ready
         self._told: dict[Worker, list[str]] = {}
+        self._instances: dict[Worker, str] = {}
         self._refused: set[tuple[str, str]] = set()
         self._ready = asyncio.Event()
-        for worker in self.workers:
-            worker.listener = self
 
     @property
     def ready(self) -> bool:
@@ -61,9 +64,47 @@ class Fleet:
         """Waits for the first usable route."""
         await self._ready.wait()
 
+    def add(self, worker: Worker) -> None:
+        """A place more. It is of use once its process has answered."""
+        worker.listener = self
+        self.workers = (*self.workers, worker)
+        self._update()
+
+    def drop(self, worker: Worker) -> None:
+        """A place less: nothing runs there any more."""
+        worker.listener = None
+        self.workers = tuple(one for one in self.workers if one is not worker)
+        self._told.pop(worker, None)
+        self._instance_gone(self._instances.pop(worker, ""))
+        self._update()
+
     def worker_changed(self, worker: Worker) -> None:
         if not worker.connected:
             self._told.pop(worker, None)
+        before = self._instances.get(worker, "")
+        if worker.instance_id != before:
+            self._instances[worker] = worker.instance_id
+            self._instance_gone(before)
+        self._update()
+
+    def counts(self) -> dict[str, dict[str, int]]:
+        """By role: how many servers are known, connected, and of use for a new room."""
+        found = {}
+        for leg in Leg:
+            servers = [worker for worker in self.workers if worker.leg is leg]
+            found[leg.value] = {
+                "known": len(servers),
+                "connected": sum(worker.connected for worker in servers),
+                "usable": sum(not worker.unusable_because for worker in servers),
+            }
+        return found
+
+    def _instance_gone(self, instance_id: str) -> None:
+        if instance_id:
+            self._refused = {pair for pair in self._refused if instance_id not in pair}
+            self.on_instance_gone(instance_id)
+
+    def _update(self) -> None:
         self._tell_peers()
         was_ready, self.routes = self.ready, tuple(self._find_routes())
         if self.ready != was_ready:
@@ -72,8 +113,11 @@ class Fleet:
             self._on_ready(self.ready)
 
     def problems(self) -> list[str]:
-        """Why servers and pairs that were named cannot be used, one text each."""
-        texts = [f"{worker.name}: {worker.unusable_because}" for worker in self.workers if worker.unusable_because]
+        """Why servers and pairs that are known cannot be used, and what keeps others from becoming known, one text each."""
+        texts = self.source_problems()
+        if not self.workers:
+            texts.append("no server is known yet: none was named, and none has registered")
+        texts += [f"{worker.name}: {worker.unusable_because}" for worker in self.workers if worker.unusable_because]
         texts += [f"{worker.name} is avoided: {worker.avoided_because}" for worker in self.workers if worker.connected and worker.avoided_because]
         for prefill, decode in self._pairs():
             texts += [f"pair refused: {text}" for text in self._differences(prefill, decode)]

@@ -20,6 +20,7 @@ class Outbox:
         self._starts: OrderedDict[int, worker_pb2.Start] = OrderedDict()
         self._aborts: OrderedDict[int, common_pb2.Failure] = OrderedDict()
         self._peers: list[str] | None = None
+        self._drain = False
         self._news = asyncio.Event()
 
     def put_start(self, start: worker_pb2.Start) -> None:
@@ -40,15 +41,24 @@ class Outbox:
         self._peers = addresses
         self._news.set()
 
+    def put_drain(self) -> None:
+        """The worker is to take no new rooms, from nobody."""
+        self._drain = True
+        self._news.set()
+
     def clear(self) -> None:
         """The session is over: nothing of this is owed to anyone."""
         self._starts.clear()
         self._aborts.clear()
         self._peers = None
+        self._drain = False
 
     async def take(self) -> worker_pb2.Command:
-        """The next command: peers (a room may need one), then aborts (they free memory), then starts."""
+        """The next command: drain and peers (a room may need one), then aborts (they free memory), then starts."""
         while True:
+            if self._drain:
+                self._drain = False
+                return worker_pb2.Command(drain=worker_pb2.Drain())
             if self._peers is not None:
                 peers, self._peers = self._peers, None
                 return worker_pb2.Command(peers=worker_pb2.Peers(bootstrap_addresses=peers))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import enum
 import time
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -28,10 +29,16 @@ class Leg(enum.Enum):
 #: A plain server is the decode service in another role.
 ORIGINS = {Leg.PREFILL: common_pb2.ORIGIN_PREFILL, Leg.DECODE: common_pb2.ORIGIN_DECODE, Leg.PLAIN: common_pb2.ORIGIN_DECODE}
 
-_ROLES = {Leg.PREFILL: common_pb2.ROLE_PREFILL, Leg.DECODE: common_pb2.ROLE_DECODE, Leg.PLAIN: common_pb2.ROLE_PLAIN}
+ROLES = {Leg.PREFILL: common_pb2.ROLE_PREFILL, Leg.DECODE: common_pb2.ROLE_DECODE, Leg.PLAIN: common_pb2.ROLE_PLAIN}
+_LEGS = {role: leg for leg, role in ROLES.items()}
 _ROLE_NAMES: dict[int, str] = {number: name.removeprefix("ROLE_").lower() for name, number in common_pb2.Role.items()}
 
 MAX_WAITING_STARTS = 1024
+
+
+def leg_of(role: common_pb2.Role.ValueType) -> Leg:
+    """What a server of that role does; KeyError for a number that is none."""
+    return _LEGS[role]
 
 
 class RoomSink(Protocol):
@@ -59,7 +66,7 @@ class _Held:
 
 
 class Worker:
-    """A place on the command line and the process that is there now, if any."""
+    """A place in the fleet (an address and a role) and the process that is there now, if any."""
 
     def __init__(self, address: str, leg: Leg, *, min_vocab_size: int, stall_limit_s: float) -> None:
         self.address = address
@@ -70,6 +77,8 @@ class Worker:
         self.peers: dict[str, worker_pb2.PeerState] = {}
         self.connected = False
         self.draining = False
+        #: Why it goes when its rooms have ended; empty when it stays.
+        self.leaving = ""
         self.problem = "not connected yet"
         self.listener: FleetListener | None = None
         self.counters: Counter[str] = Counter()
@@ -81,6 +90,7 @@ class Worker:
         self._stall_limit_s = stall_limit_s
         self._rooms: dict[int, _Held] = {}
         self._outstanding_tokens = 0
+        self._when_empty: Callable[[Worker], None] | None = None
 
     # --- what it is and can take ----------------------------------------------------------------------------------------------
 
@@ -104,6 +114,15 @@ class Worker:
         return self.load.free_pages
 
     @property
+    def total_pages(self) -> int:
+        return self.load.total_pages
+
+    @property
+    def page_size(self) -> int:
+        """Tokens of one KV page; 0 before the first contact."""
+        return self.info.fingerprint.page_size if self.info else 0
+
+    @property
     def num_rooms(self) -> int:
         """Rooms of this gateway."""
         return len(self._rooms)
@@ -111,11 +130,13 @@ class Worker:
     @property
     def pool_tokens(self) -> int:
         """Tokens that the whole KV pool holds."""
-        return self.load.total_pages * self.info.fingerprint.page_size if self.info else 0
+        return self.total_pages * self.page_size
 
     @property
     def unusable_because(self) -> str:
         """Why no new room may go there; empty when one may."""
+        if self.leaving:
+            return f"leaving: {self.leaving}"
         if not self.connected:
             return self.problem
         if self.draining:
@@ -146,6 +167,24 @@ class Worker:
             return worker_pb2.PeerState(problem=f"still connected to {state.prefill_instance_id}")
         return state
 
+    # --- coming and going -----------------------------------------------------------------------------------------------------
+
+    def leave(self, reason: str, when_empty: Callable[[Worker], None]) -> None:
+        """It gets no new rooms. `when_empty` is called once it has none, at once if so: unless `stay` is called before."""
+        self.leaving, self._when_empty = reason, when_empty
+        self._changed()
+        self._note_empty()
+
+    def stay(self) -> None:
+        """It was going and is wanted again."""
+        self.leaving, self._when_empty = "", None
+        self._changed()
+
+    def _note_empty(self) -> None:
+        if self._when_empty is not None and not self._rooms:
+            tell, self._when_empty = self._when_empty, None
+            tell(self)
+
     # --- rooms ----------------------------------------------------------------------------------------------------------------
 
     def start(self, start: worker_pb2.Start, sink: RoomSink) -> None:
@@ -164,6 +203,7 @@ class Worker:
         held = self._rooms.pop(room, None)
         if held is not None:
             self._outstanding_tokens -= held.num_tokens
+            self._note_empty()
 
     def abort(self, room: int, failure: common_pb2.Failure) -> None:
         """Ends the room there. Ignored when this leg is over."""
@@ -174,11 +214,11 @@ class Worker:
     # --- what its session says ------------------------------------------------------------------------------------------------
 
     def check(self, info: worker_pb2.WorkerInfo) -> None:
-        """Raises WorkerProtocolError when the process there cannot be what the command line says, with both values."""
-        if info.role != _ROLES[self.leg]:
+        """Raises WorkerProtocolError when the process there cannot be what it was named as, with both values."""
+        if info.role != ROLES[self.leg]:
             found = _ROLE_NAMES.get(info.role, str(info.role))
             raise WorkerProtocolError(
-                f"{self.address} was named with --{self.leg.value}, but {info.instance_id!r} there is a {found} server: name it with --{found}"
+                f"{self.address} was named as a {self.leg.value} server, but {info.instance_id!r} there is a {found} server: name it with --{found}"
             )
         if not info.instance_id:
             raise WorkerProtocolError(f"the {self.leg.value} server at {self.address} has no instance id")
@@ -213,6 +253,7 @@ class Worker:
             held.sink.on_lost(self.leg, self._lost_failure())
         if was_connected:
             self._changed()
+        self._note_empty()
 
     def heard(self, at: float) -> None:
         """The process gave a sign of life."""

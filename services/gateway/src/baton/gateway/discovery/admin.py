@@ -1,0 +1,104 @@
+"""baton.v1.Fleet: what an operator sees of the fleet and changes while it serves."""
+
+from __future__ import annotations
+
+import grpc
+
+from baton.gateway.discovery.bearer import BearerKeys, Context, require_key
+from baton.gateway.discovery.membership import Membership, Offer, Source
+from baton.gateway.discovery.places import Places
+from baton.gateway.fleet import Fleet
+from baton.gateway.worker import ROLES, Worker, leg_of
+from baton.servicekit import Watched, get_logger
+from baton.wire.member import MemberError, check_address, role_name
+from baton.wire.v1 import fleet_pb2, fleet_pb2_grpc
+
+log = get_logger(__name__)
+
+SERVICE = "baton.v1.Fleet"
+KEY_FLAG = "--admin-key-file"
+
+
+class FleetAdmin(fleet_pb2_grpc.FleetServicer):
+    """One for a gateway that was given admin keys; it changes this gateway's fleet, and Drain the worker itself."""
+
+    def __init__(self, membership: Membership, places: Places, fleet: Fleet, *, gateway_id: str, keys: Watched[BearerKeys]) -> None:
+        self._membership = membership
+        self._places = places
+        self._fleet = fleet
+        self._gateway_id = gateway_id
+        self._keys = keys
+
+    async def List(self, request: fleet_pb2.ListWorkersRequest, context: Context) -> fleet_pb2.ListWorkersResponse:  # noqa: N802
+        await require_key(context, self._keys, KEY_FLAG)
+        return fleet_pb2.ListWorkersResponse(
+            gateway_id=self._gateway_id,
+            ready=self._fleet.ready,
+            workers=[self._state(worker) for worker in sorted(self._fleet.workers, key=lambda one: (one.leg.value, one.address))],
+            problems=self._fleet.problems(),
+        )
+
+    async def Add(self, request: fleet_pb2.AddWorkerRequest, context: Context) -> fleet_pb2.AddWorkerResponse:  # noqa: N802
+        await require_key(context, self._keys, KEY_FLAG)
+        try:
+            check_address(request.address, "address")
+        except MemberError as error:
+            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
+        if role_name(request.role) == "unspecified":
+            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, f"role={request.role} is none of prefill, decode, plain")
+        there = self._places.find(request.address)
+        if there is not None and not there.leaving and there.leg is not leg_of(request.role):
+            text = f"{request.address} is in the fleet as a {there.leg.value} server: remove it first"
+            await context.abort(grpc.StatusCode.FAILED_PRECONDITION, text)
+        log.info("worker added by an operator", address=request.address, role=role_name(request.role), peer=context.peer())
+        self._membership.put(Offer(Source.ADDED, request.address, leg_of(request.role), request.address))
+        self._places.sync()
+        return fleet_pb2.AddWorkerResponse()
+
+    async def Drain(self, request: fleet_pb2.DrainWorkerRequest, context: Context) -> fleet_pb2.DrainWorkerResponse:  # noqa: N802
+        await require_key(context, self._keys, KEY_FLAG)
+        worker = await self._named(request.worker, context)
+        if not worker.connected:
+            await context.abort(grpc.StatusCode.FAILED_PRECONDITION, f"{worker.name} cannot be told: {worker.problem}; remove it instead")
+        log.info("worker drained by an operator", worker=worker.instance_id, address=worker.address, rooms=worker.num_rooms, peer=context.peer())
+        worker.outbox.put_drain()
+        return fleet_pb2.DrainWorkerResponse(rooms=worker.num_rooms)
+
+    async def Remove(self, request: fleet_pb2.RemoveWorkerRequest, context: Context) -> fleet_pb2.RemoveWorkerResponse:  # noqa: N802
+        await require_key(context, self._keys, KEY_FLAG)
+        worker = await self._named(request.worker, context)
+        rooms = worker.num_rooms
+        log.info(
+            "worker removed by an operator", worker=worker.instance_id, address=worker.address, rooms=rooms, now=request.now, peer=context.peer()
+        )
+        self._membership.remove(worker.address, "an operator removed it")
+        self._places.sync()
+        if request.now:
+            self._places.end_rooms(worker.address)
+        return fleet_pb2.RemoveWorkerResponse(rooms=rooms)
+
+    async def _named(self, name: fleet_pb2.WorkerName, context: Context) -> Worker:
+        """Ends the call with NOT_FOUND when there is no such worker."""
+        for worker in self._fleet.workers:
+            if name.address == worker.address if name.WhichOneof("name") == "address" else name.instance_id == worker.instance_id != "":
+                return worker
+        known = ", ".join(f"{worker.instance_id or '?'} at {worker.address}" for worker in self._fleet.workers) or "none"
+        asked = name.address or name.instance_id
+        await context.abort(grpc.StatusCode.NOT_FOUND, f"no worker {asked!r} is in this gateway's fleet; there are: {known}")
+        raise AssertionError("abort returns never")
+
+    def _state(self, worker: Worker) -> fleet_pb2.WorkerState:
+        state = fleet_pb2.WorkerState(
+            address=worker.address,
+            role=ROLES[worker.leg],
+            sources=self._membership.sources(worker.address),
+            connected=worker.connected,
+            unusable_because=worker.unusable_because,
+            leaving=bool(worker.leaving),
+            rooms=worker.num_rooms,
+        )
+        if worker.info is not None:
+            state.info.CopyFrom(worker.info)
+            state.info.load.CopyFrom(worker.load)
+            state.info.draining = worker.draining
+        return state
