@@ -254,6 +254,27 @@ def test_a_retracted_sequence_goes_before_new_requests():
     assert plan.slices[0].count == len(plan.slices[0].sequence.tokens)
 
 
+@pytest.mark.parametrize("first_token", [50, 2**31 - 1, -1])
+def test_a_first_token_that_the_model_has_not_ends_its_room_only(first_token):
+    allocator = PageAllocator(16)
+    importer = Importer(random.Random(0))
+    scheduler = DecodeScheduler(allocator, limits(16), importer)
+    for room in (1, 2):
+        scheduler.add(Request(room, [1] * 6, SamplingParams(max_tokens=10)))
+    scheduler.plan()
+    importer.end(1, Landed(1, first_token, digest_checked=False, exposed_s=0.0))
+    importer.end(2, Landed(2, 49, digest_checked=False, exposed_s=0.0))
+    scheduler.poll()
+    failed = [event for event in scheduler.take_events() if isinstance(event, Failed)]
+    assert [(event.room, event.failure.code, event.failure.origin, event.failure.cause) for event in failed] == [
+        (1, "DATA_LOSS", "prefill", "no_such_token")
+    ]
+    assert str(first_token) in failed[0].failure.message
+    plan = scheduler.plan()
+    assert [piece.sequence.room for piece in plan.slices] == [2]
+    check_pages(scheduler, allocator)
+
+
 def local_request(room: int, num_prompt: int, max_tokens: int = 20) -> Request:
     return Request(room, [1] * num_prompt, SamplingParams(max_tokens=max_tokens), local=True)
 

@@ -11,7 +11,7 @@ from baton.engine.allocator import PageAllocator
 from baton.engine.errors import DuplicateRoomError
 from baton.engine.ports import Freed, KVImporter, Landed, LandingFailed, Published, Reservation
 from baton.engine.scheduling.admission import AdmissionQueue
-from baton.engine.scheduling.failures import expired, lease_lost, refusal
+from baton.engine.scheduling.failures import expired, lease_lost, no_such_token, refusal
 from baton.engine.scheduling.running import RunningSet
 from baton.engine.scheduling.sequence import Limits, Sequence, StepPlan
 from baton.engine.types import EngineEvent, EngineStats, Failed, Failure, Finished, KVReady, PrefillStarted, Request, Reserved, Role
@@ -191,6 +191,10 @@ class DecodeScheduler:
             self._release(state)
             return
         self._published(state)
+        if not 0 <= event.first_token < self._limits.vocab_size:  # it would be looked up in the next step, and end the engine
+            self._events.append(Failed(sequence.room, no_such_token(event.first_token, self._limits.vocab_size)))
+            self._release(state)
+            return
         state.stage = Stage.RUNNING
         sequence.tokens.append(event.first_token)
         sequence.num_computed = sequence.num_prompt

@@ -48,6 +48,12 @@ def not_finite(role: Role) -> Failure:
     return Failure("INTERNAL", ORIGINS[role], "logits_not_finite", message)
 
 
+def no_such_token(token: int, vocab_size: int) -> Failure:
+    """What a prefill server rang the doorbell with."""
+    message = f"prefill's first token is {token}, the vocabulary is [0, {vocab_size}): do both servers serve the same model?"
+    return Failure("DATA_LOSS", "prefill", "no_such_token", message)
+
+
 def lease_lost(role: Role) -> Failure:
     return Failure("INTERNAL", ORIGINS[role], "lease_lost", "the pages were freed although their transfer was not over")
 
