@@ -11,6 +11,7 @@ import pytest
 
 from baton.engine.types import Failure
 from baton.prefill.bootstrap import BootstrapServicer, Here
+from baton.prefill.ticket_gate import TicketGate
 from baton.servicekit import GrpcServer
 from baton.wire.channel import CHANNEL_OPTIONS, SERVER_OPTIONS
 from baton.wire.v1 import bootstrap_pb2, bootstrap_pb2_grpc, common_pb2
@@ -41,7 +42,9 @@ class Session:
 
 @pytest.fixture
 async def served(prefill):
-    servicer = BootstrapServicer(prefill.agent, prefill.exporter, Here("prefill-1", FINGERPRINT, prefill.layout, prefill.region))
+    servicer = BootstrapServicer(
+        prefill.agent, prefill.exporter, Here("prefill-1", FINGERPRINT, prefill.layout, prefill.region), TicketGate("prefill-1", None)
+    )
     server = GrpcServer("127.0.0.1", 0, options=SERVER_OPTIONS)
     server.add(bootstrap_pb2_grpc.add_BootstrapServicer_to_server, servicer, "baton.v1.Bootstrap")
     await server.start()

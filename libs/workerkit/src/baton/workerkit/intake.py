@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from baton.engine.types import Request, Role, SamplingParams
-from baton.wire.v1 import worker_pb2
+from baton.wire.v1 import common_pb2, worker_pb2
 from baton.workerkit.errors import RefusedError
 
 MAX_ROOM = 2**63 - 1
@@ -27,6 +27,8 @@ class DecodePeer:
 
     bootstrap_address: str
     prefill_instance_id: str
+    #: The gateway's, to be shown when the room is published; None where the gateway signs none.
+    ticket: common_pb2.RoomTicket | None = field(default=None, compare=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +75,8 @@ def _leg(start: worker_pb2.Start, role: Role) -> PrefillPeer | DecodePeer | None
     if leg == "decode":
         if not start.decode.bootstrap_address or not start.decode.prefill_instance_id:
             raise _invalid("wrong_leg", "decode.bootstrap_address and decode.prefill_instance_id must both be set")
-        return DecodePeer(start.decode.bootstrap_address, start.decode.prefill_instance_id)
+        ticket = start.decode.ticket if start.decode.HasField("ticket") else None
+        return DecodePeer(start.decode.bootstrap_address, start.decode.prefill_instance_id, ticket)
     return None
 
 

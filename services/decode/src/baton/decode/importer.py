@@ -194,6 +194,7 @@ class Importer:
             resident_tokens=reservation.resident_tokens,
             doorbell=slot,
             digest=landing.digest,
+            ticket=peer.ticket,
         )
 
     def _give_up(self, landing: Landing) -> None:

@@ -36,9 +36,18 @@ class PrefillLink:
         self._send = send
 
     def publish(
-        self, room: int, generation: int, pages: Sequence[Extent], *, num_tokens: int, resident_tokens: int, doorbell: int, digest: bool
+        self,
+        room: int,
+        generation: int,
+        pages: Sequence[Extent],
+        *,
+        num_tokens: int,
+        resident_tokens: int,
+        doorbell: int,
+        digest: bool,
+        ticket: common_pb2.RoomTicket | None = None,
     ) -> None:
-        """Tells prefill where to write."""
+        """Tells prefill where to write. ticket: what the gateway gave for this room, if anything."""
         message = bootstrap_pb2.Publish(
             room=room,
             lease_generation=generation,
@@ -47,6 +56,7 @@ class PrefillLink:
             resident_tokens=resident_tokens,
             doorbell=doorbell,
             digest=digest,
+            ticket=ticket,
         )
         self._send(bootstrap_pb2.FromDecode(publish=message))
 

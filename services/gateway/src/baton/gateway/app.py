@@ -8,6 +8,7 @@ import os
 import sys
 import time
 from collections.abc import AsyncIterator, Callable
+from typing import Any
 
 import grpc
 import uvloop
@@ -25,6 +26,7 @@ from baton.gateway.live_room import Timeouts
 from baton.gateway.model_folder import read_model_folder
 from baton.gateway.rooms import RoomTable
 from baton.gateway.routing import Router
+from baton.gateway.tickets import TicketOffice
 from baton.gateway.tokenizer import PromptTokenizer
 from baton.gateway.worker import Leg, Worker
 from baton.gateway.worker_session import WorkerSession
@@ -33,15 +35,18 @@ from baton.servicekit import (
     Lifecycle,
     SettingsError,
     Tracing,
+    Watched,
     configure_logs,
     configure_tracing,
     get_logger,
     join_address,
     new_instance_id,
     run,
+    watch_secrets,
 )
 from baton.wire.channel import SERVER_OPTIONS
 from baton.wire.status import code_number
+from baton.wire.ticket import TicketKeys
 from baton.wire.v1 import common_pb2
 
 log = get_logger(__name__)
@@ -59,6 +64,8 @@ class Gateway:
         self._tokenizer = tokenizer
         self._changes: asyncio.Queue[bool] = asyncio.Queue()
         self._tasks: list[asyncio.Task[None]] = []
+        #: Files that are read again when they change.
+        self._watched: list[Watched[Any]] = []
         self.rooms = RoomTable(settings.max_rooms)
         self.fleet = Fleet(self._changes.put_nowait)
         self.router = Router(settings.routing, balance=settings.routing_balance)
@@ -70,7 +77,7 @@ class Gateway:
             model_name=settings.served_name,
             tokenizer=tokenizer,
             fleet=self.fleet,
-            dispatcher=Dispatcher(self.rooms, self.router, timeouts, settings.max_buffered_tokens),
+            dispatcher=Dispatcher(self.rooms, self.router, timeouts, settings.max_buffered_tokens, self._ticket_office()),
             request_timeout_s=settings.request_timeout_s,
             retries=settings.retries,
             tracer=tracing.tracer("baton.gateway"),
@@ -81,6 +88,13 @@ class Gateway:
         self.discovery.serve(self.grpc)
         front = OpenAIFront(inference, self.rooms, settings.max_body_bytes, started_at_s=int(time.time()))
         self.http = HttpServer(front.app(), settings.http_address_host, settings.http_port, settings.tls)
+
+    def _ticket_office(self) -> TicketOffice:
+        keys = None
+        if self._settings.ticket_secret_file is not None:
+            keys = watch_secrets("--ticket-secret-file", self._settings.ticket_secret_file, TicketKeys)
+            self._watched.append(keys)
+        return TicketOffice(keys, bootstrap_timeout_s=self._settings.bootstrap_timeout_s)
 
     def _make_worker(self, address: str, leg: Leg) -> tuple[Worker, WorkerSession]:
         settings = self._settings
@@ -107,7 +121,7 @@ class Gateway:
         self._on_failure = on_failure
         self._tasks = [asyncio.create_task(part, name="discovery") for part in self.discovery.start()]
         self._tasks.append(asyncio.create_task(self._follow_fleet(), name="health"))
-        self._tasks += [asyncio.create_task(watched.run(), name=f"clock of {watched.what}") for watched in self.discovery.watched]
+        self._tasks += [asyncio.create_task(watched.run(), name=f"clock of {watched.what}") for watched in [*self._watched, *self.discovery.watched]]
         for task in self._tasks:
             task.add_done_callback(self._task_ended)
         return {"grpc": self._advertised_grpc(), "http": join_address(self._advertised_http_host(), self.http.port)}

@@ -56,6 +56,9 @@ class GatewaySettings(ServiceSettings):
     bootstrap_timeout_s: float = Field(default=300.0, gt=0, description="Seconds that a room may wait for decode's pages to be known to prefill.")
     waiting_timeout_s: float = Field(default=300.0, gt=0, description="Seconds that a room may then wait for its first KV page to be sent.")
     transfer_timeout_s: float = Field(default=300.0, gt=0, description="Seconds from a room's first KV page until decode has all of them.")
+    ticket_secret_file: Path | None = Field(
+        default=None, description="Secrets of room tickets, one a line, prefill's too; the first signs which decode server may publish a room."
+    )
     request_timeout_s: float = Field(default=1800.0, gt=0, description="Seconds for a whole request; a client's own deadline may be shorter.")
     max_rooms: int = Field(default=4096, ge=1, description="Requests that may be open at once; one more is refused.")
     max_body_bytes: int = Field(default=16 * 1024 * 1024, ge=1024, description="Bytes of one request, over HTTP and over gRPC.")

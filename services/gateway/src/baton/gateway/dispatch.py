@@ -16,6 +16,7 @@ from baton.gateway.live_room import LiveRoom, Timeouts
 from baton.gateway.report import Passage
 from baton.gateway.rooms import RoomTable
 from baton.gateway.routing import Router
+from baton.gateway.tickets import TicketOffice
 from baton.gateway.worker import Leg, Worker
 from baton.wire.v1 import worker_pb2
 
@@ -38,6 +39,7 @@ class Dispatcher:
     router: Router
     timeouts: Timeouts
     max_buffered_tokens: int
+    tickets: TicketOffice
 
     def dispatch(self, order: Order, routes: Sequence[Route], *, number: int = 1) -> LiveRoom:
         """Opens a room on one of `routes`, all of which can take the request; servers that fail or are silent only where there are no others.
@@ -79,7 +81,15 @@ class Dispatcher:
             waiting_timeout_ms=round(self.timeouts.waiting_s * 1e3),
             traceparent=order.traceparent,
         )
-        return [(server, _with_leg(common, server, route)) for server in route.servers]
+        starts = [(server, _with_leg(common, server, route)) for server in route.servers]
+        if route.is_split:
+            self._add_ticket(starts[-1][1], *route.instances)
+        return starts
+
+    def _add_ticket(self, start: worker_pb2.Start, prefill_instance_id: str, decode_instance_id: str) -> None:
+        ticket = self.tickets.issue(start.room, prefill_instance_id, decode_instance_id)
+        if ticket is not None:
+            start.decode.ticket.CopyFrom(ticket)
 
 
 def _with_leg(common: worker_pb2.Start, server: Worker, route: Route) -> worker_pb2.Start:

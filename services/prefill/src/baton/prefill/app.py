@@ -16,6 +16,7 @@ from baton.kvtransfer import Agent, AgentConfig, Region, TransferError, digest, 
 from baton.prefill.bootstrap import BootstrapServicer, Here
 from baton.prefill.config import PrefillSettings, load_settings
 from baton.prefill.exporter import Exporter
+from baton.prefill.ticket_gate import TicketGate
 from baton.servicekit import (
     GrpcServer,
     Lifecycle,
@@ -28,8 +29,10 @@ from baton.servicekit import (
     join_address,
     new_instance_id,
     run,
+    watch_secrets,
 )
 from baton.wire.channel import SERVER_OPTIONS
+from baton.wire.ticket import TicketKeys
 from baton.wire.v1 import bootstrap_pb2_grpc, common_pb2
 from baton.workerkit import Description, EngineHost, HostPageHash, Limits, WorkerFront, as_mapping, fingerprint_to_wire
 from baton.workerkit.serving import add_services, engine_lost, serve_until_stopped
@@ -116,7 +119,11 @@ def _build(settings: PrefillSettings, instance_id: str, undo: ExitStack) -> _Mac
 
 async def _serve_machine(life: Lifecycle, machine: _Machine, settings: PrefillSettings, instance_id: str, tracing: Tracing) -> None:
     listen, engine = settings.listen, machine.engine
-    bootstrap = BootstrapServicer(machine.agent, machine.exporter, Here(instance_id, machine.fingerprint, engine.layout, machine.region))
+    secrets = None
+    if settings.ticket_secret_file is not None:
+        secrets = watch_secrets("--ticket-secret-file", settings.ticket_secret_file, TicketKeys)
+    here = Here(instance_id, machine.fingerprint, engine.layout, machine.region)
+    bootstrap = BootstrapServicer(machine.agent, machine.exporter, here, TicketGate(instance_id, secrets))
     bootstrap_server = GrpcServer(listen.host, settings.bootstrap_port, tls=settings.tls, options=SERVER_OPTIONS, port_flag="--bootstrap-port")
     bootstrap_server.add(bootstrap_pb2_grpc.add_BootstrapServicer_to_server, bootstrap, "baton.v1.Bootstrap")
     server = GrpcServer(listen.host, listen.port, tls=settings.tls, options=SERVER_OPTIONS)
@@ -135,14 +142,17 @@ async def _serve_machine(life: Lifecycle, machine: _Machine, settings: PrefillSe
     )
     add_services(server, front, Role.PREFILL)
     front.start()
-    clock = life.watch(asyncio.create_task(bootstrap.run(), name="clock of publications"))
+    clocks = [life.watch(asyncio.create_task(bootstrap.run(), name="clock of publications"))]
+    if secrets is not None:
+        clocks.append(life.watch(asyncio.create_task(secrets.run(), name="clock of secrets")))
     try:
         await server.start()
         await bootstrap_server.set_serving(True)
         addresses = {"grpc": join_address(listen.advertised_host(), server.port), "bootstrap": bootstrap_address}
         await serve_until_stopped(life, server, front, host, addresses, stall_limit_s=settings.engine.stall_limit_s)
     finally:
-        clock.cancel()
+        for clock in clocks:
+            clock.cancel()
         await bootstrap.close()
         await server.stop(1.0)
         await bootstrap_server.stop(1.0)

@@ -15,10 +15,11 @@ import grpc.aio
 
 from baton.engine.layout import KVLayout
 from baton.kvtransfer import Agent, IncompatiblePeer, InvalidArgument, Peer, PeerUnreachable, Region, TransferError
-from baton.prefill.errors import BadPublicationError
+from baton.prefill.errors import BadPublicationError, TicketRefusedError
 from baton.prefill.exporter import Exporter
 from baton.prefill.link import DecodeLink
 from baton.prefill.publication import read_publication
+from baton.prefill.ticket_gate import TicketGate
 from baton.servicekit import get_logger
 from baton.wire.v1 import bootstrap_pb2, bootstrap_pb2_grpc, common_pb2
 from baton.workerkit import differences
@@ -81,10 +82,11 @@ class _Session:
 class BootstrapServicer(bootstrap_pb2_grpc.BootstrapServicer):
     """`close` ends all sessions in order (peers closed, so that decode's fence succeeds); call it before the server stops."""
 
-    def __init__(self, agent: Agent, exporter: Exporter, here: Here) -> None:
+    def __init__(self, agent: Agent, exporter: Exporter, here: Here, tickets: TicketGate) -> None:
         self._agent = agent
         self._exporter = exporter
         self._here = here
+        self._tickets = tickets
         self._sessions: dict[str, _Session] = {}
         self._threads = ThreadPoolExecutor(NUM_PEER_THREADS, thread_name_prefix="bootstrap-peer")
         self._closing = False
@@ -221,6 +223,11 @@ class BootstrapServicer(bootstrap_pb2_grpc.BootstrapServicer):
                     log.warning("message out of turn ignored", peer=link.instance_id, kind=kind)
 
     def _publish(self, link: DecodeLink, message: bootstrap_pb2.Publish) -> None:
+        try:
+            self._tickets.check(message, link.instance_id)
+        except TicketRefusedError as error:
+            self._exporter.turn_away(link, message.room, message.lease_generation, error.failure)
+            return
         try:
             publication = read_publication(message, link)
         except BadPublicationError as error:

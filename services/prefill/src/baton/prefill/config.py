@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import ClassVar
 
 from pydantic import Field
@@ -24,6 +25,9 @@ class PrefillSettings(ServiceSettings):
     layerwise: bool = Field(default=True, description="Each layer's pages go out when it is computed; off: all of them when the prompt is.")
     max_unmatched: int = Field(default=4096, ge=1, description="Published rooms that may await their request; one more is declined.")
     unmatched_timeout_s: float = Field(default=300.0, gt=0, description="Seconds that a published room may await its request.")
+    ticket_secret_file: Path | None = Field(
+        default=None, description="Secrets of room tickets, one a line, the gateway's too; with it, decode servers publish only what it signed."
+    )
     log: LogSettings = LogSettings()
     traces: TraceSettings = TraceSettings()
     tls: TlsSettings = TlsSettings()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from baton.engine.types import Failure
+
 
 class PrefillError(Exception):
     """Root of this package's exceptions."""
@@ -13,3 +15,11 @@ class BadPublicationError(PrefillError):
     def __init__(self, cause: str, message: str) -> None:
         super().__init__(message)
         self.cause = cause
+
+
+class TicketRefusedError(PrefillError):
+    """A publication whose ticket is missing or wrong. `failure`: what its publisher is told."""
+
+    def __init__(self, failure: Failure) -> None:
+        super().__init__(failure.message)
+        self.failure = failure

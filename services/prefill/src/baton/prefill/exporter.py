@@ -146,6 +146,15 @@ class Exporter:
             if send is not None and send.publication is None and send.decode_instance_id == link.instance_id:
                 self._stop(send, failure)
 
+    def turn_away(self, link: DecodeLink, room: int, generation: int, failure: Failure) -> None:
+        """A publication by somebody who may not publish it: only they are told, and the room waits on for whoever may."""
+        text = f"decode server {link.instance_id} published room {room}: it {failure.message}"
+        told = Failure(failure.code, failure.origin, failure.cause, text)
+        with self._lock:
+            self.counters[f"declined/{failure.cause}"] += 1
+            log.warning("publication turned away", room=room, peer=link.instance_id, cause=told.cause, reason=told.message)
+            link.declined(room, generation, told)
+
     def revoked(self, link: DecodeLink, room: int, generation: int, failure: Failure) -> None:
         """Decode wants its pages back: stop, flush, then say Quiesced; at once where nothing is being written."""
         with self._lock:

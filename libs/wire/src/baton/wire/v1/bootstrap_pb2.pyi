@@ -204,6 +204,7 @@ class Publish(_message.Message):
     RESIDENT_TOKENS_FIELD_NUMBER: _builtins.int
     DOORBELL_FIELD_NUMBER: _builtins.int
     DIGEST_FIELD_NUMBER: _builtins.int
+    TICKET_FIELD_NUMBER: _builtins.int
     room: _builtins.int
     lease_generation: _builtins.int
     num_tokens: _builtins.int
@@ -215,6 +216,10 @@ class Publish(_message.Message):
     def pages(self) -> _containers.RepeatedCompositeFieldContainer[_common_pb2.Extent]:
         """Destination pages in the order of the prompt."""
 
+    @_builtins.property
+    def ticket(self) -> _common_pb2.RoomTicket:
+        """What the gateway gave decode for this room; prefill servers with --ticket-secret-file demand it."""
+
     def __init__(
         self,
         *,
@@ -225,10 +230,11 @@ class Publish(_message.Message):
         resident_tokens: _builtins.int = ...,
         doorbell: _builtins.int = ...,
         digest: _builtins.bool = ...,
+        ticket: _common_pb2.RoomTicket | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["ticket", b"ticket"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["digest", b"digest", "doorbell", b"doorbell", "lease_generation", b"lease_generation", "num_tokens", b"num_tokens", "pages", b"pages", "resident_tokens", b"resident_tokens", "room", b"room"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["digest", b"digest", "doorbell", b"doorbell", "lease_generation", b"lease_generation", "num_tokens", b"num_tokens", "pages", b"pages", "resident_tokens", b"resident_tokens", "room", b"room", "ticket", b"ticket"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

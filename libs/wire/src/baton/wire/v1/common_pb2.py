@@ -24,25 +24,29 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x15\x62\x61ton/v1/common.proto\x12\x08\x62\x61ton.v1\"\xa5\x01\n\x07\x46\x61ilure\x12\x0c\n\x04\x63ode\x18\x01 \x01(\x05\x12 \n\x06origin\x18\x02 \x01(\x0e\x32\x10.baton.v1.Origin\x12\"\n\x05stage\x18\x03 \x01(\x0e\x32\x13.baton.v1.RoomState\x12\r\n\x05\x63\x61use\x18\x04 \x01(\t\x12\x0f\n\x07message\x18\x05 \x01(\t\x12\x12\n\nelapsed_ms\x18\x06 \x01(\x03\x12\x12\n\nallowed_ms\x18\x07 \x01(\x03\"\xb7\x01\n\rKVFingerprint\x12\x18\n\x10protocol_version\x18\x01 \x01(\r\x12\r\n\x05model\x18\x02 \x01(\t\x12\x0f\n\x07weights\x18\x03 \x01(\t\x12\r\n\x05\x64type\x18\x04 \x01(\t\x12\x0e\n\x06layout\x18\x05 \x01(\t\x12\x12\n\nnum_layers\x18\x06 \x01(\r\x12\x14\n\x0cnum_kv_heads\x18\x07 \x01(\r\x12\x10\n\x08head_dim\x18\x08 \x01(\r\x12\x11\n\tpage_size\x18\t \x01(\r\"&\n\x06\x45xtent\x12\r\n\x05\x66irst\x18\x01 \x01(\r\x12\r\n\x05\x63ount\x18\x02 \x01(\r*O\n\x04Role\x12\x14\n\x10ROLE_UNSPECIFIED\x10\x00\x12\x10\n\x0cROLE_PREFILL\x10\x01\x12\x0f\n\x0bROLE_DECODE\x10\x02\x12\x0e\n\nROLE_PLAIN\x10\x03*\xa9\x01\n\tRoomState\x12\x1a\n\x16ROOM_STATE_UNSPECIFIED\x10\x00\x12\x1c\n\x18ROOM_STATE_BOOTSTRAPPING\x10\x01\x12\x16\n\x12ROOM_STATE_WAITING\x10\x02\x12\x1b\n\x17ROOM_STATE_TRANSFERRING\x10\x03\x12\x16\n\x12ROOM_STATE_SUCCESS\x10\x04\x12\x15\n\x11ROOM_STATE_FAILED\x10\x05*\x83\x01\n\x06Origin\x12\x16\n\x12ORIGIN_UNSPECIFIED\x10\x00\x12\x11\n\rORIGIN_CLIENT\x10\x01\x12\x12\n\x0eORIGIN_GATEWAY\x10\x02\x12\x12\n\x0eORIGIN_PREFILL\x10\x03\x12\x11\n\rORIGIN_DECODE\x10\x04\x12\x13\n\x0fORIGIN_TRANSFER\x10\x05*_\n\x0c\x46inishReason\x12\x1d\n\x19\x46INISH_REASON_UNSPECIFIED\x10\x00\x12\x16\n\x12\x46INISH_REASON_STOP\x10\x01\x12\x18\n\x14\x46INISH_REASON_LENGTH\x10\x02\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x15\x62\x61ton/v1/common.proto\x12\x08\x62\x61ton.v1\"\xa5\x01\n\x07\x46\x61ilure\x12\x0c\n\x04\x63ode\x18\x01 \x01(\x05\x12 \n\x06origin\x18\x02 \x01(\x0e\x32\x10.baton.v1.Origin\x12\"\n\x05stage\x18\x03 \x01(\x0e\x32\x13.baton.v1.RoomState\x12\r\n\x05\x63\x61use\x18\x04 \x01(\t\x12\x0f\n\x07message\x18\x05 \x01(\t\x12\x12\n\nelapsed_ms\x18\x06 \x01(\x03\x12\x12\n\nallowed_ms\x18\x07 \x01(\x03\"\xb7\x01\n\rKVFingerprint\x12\x18\n\x10protocol_version\x18\x01 \x01(\r\x12\r\n\x05model\x18\x02 \x01(\t\x12\x0f\n\x07weights\x18\x03 \x01(\t\x12\r\n\x05\x64type\x18\x04 \x01(\t\x12\x0e\n\x06layout\x18\x05 \x01(\t\x12\x12\n\nnum_layers\x18\x06 \x01(\r\x12\x14\n\x0cnum_kv_heads\x18\x07 \x01(\r\x12\x10\n\x08head_dim\x18\x08 \x01(\r\x12\x11\n\tpage_size\x18\t \x01(\r\"&\n\x06\x45xtent\x12\r\n\x05\x66irst\x18\x01 \x01(\r\x12\r\n\x05\x63ount\x18\x02 \x01(\r\"9\n\nRoomTicket\x12\x0e\n\x06key_id\x18\x01 \x01(\t\x12\x0e\n\x06\x63laims\x18\x02 \x01(\x0c\x12\x0b\n\x03mac\x18\x03 \x01(\x0c\"l\n\x0cTicketClaims\x12\x0c\n\x04room\x18\x01 \x01(\x04\x12\x1b\n\x13prefill_instance_id\x18\x02 \x01(\t\x12\x1a\n\x12\x64\x65\x63ode_instance_id\x18\x03 \x01(\t\x12\x15\n\rexpires_at_ms\x18\x04 \x01(\x03*O\n\x04Role\x12\x14\n\x10ROLE_UNSPECIFIED\x10\x00\x12\x10\n\x0cROLE_PREFILL\x10\x01\x12\x0f\n\x0bROLE_DECODE\x10\x02\x12\x0e\n\nROLE_PLAIN\x10\x03*\xa9\x01\n\tRoomState\x12\x1a\n\x16ROOM_STATE_UNSPECIFIED\x10\x00\x12\x1c\n\x18ROOM_STATE_BOOTSTRAPPING\x10\x01\x12\x16\n\x12ROOM_STATE_WAITING\x10\x02\x12\x1b\n\x17ROOM_STATE_TRANSFERRING\x10\x03\x12\x16\n\x12ROOM_STATE_SUCCESS\x10\x04\x12\x15\n\x11ROOM_STATE_FAILED\x10\x05*\x83\x01\n\x06Origin\x12\x16\n\x12ORIGIN_UNSPECIFIED\x10\x00\x12\x11\n\rORIGIN_CLIENT\x10\x01\x12\x12\n\x0eORIGIN_GATEWAY\x10\x02\x12\x12\n\x0eORIGIN_PREFILL\x10\x03\x12\x11\n\rORIGIN_DECODE\x10\x04\x12\x13\n\x0fORIGIN_TRANSFER\x10\x05*_\n\x0c\x46inishReason\x12\x1d\n\x19\x46INISH_REASON_UNSPECIFIED\x10\x00\x12\x16\n\x12\x46INISH_REASON_STOP\x10\x01\x12\x18\n\x14\x46INISH_REASON_LENGTH\x10\x02\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'baton.v1.common_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_ROLE']._serialized_start=429
-  _globals['_ROLE']._serialized_end=508
-  _globals['_ROOMSTATE']._serialized_start=511
-  _globals['_ROOMSTATE']._serialized_end=680
-  _globals['_ORIGIN']._serialized_start=683
-  _globals['_ORIGIN']._serialized_end=814
-  _globals['_FINISHREASON']._serialized_start=816
-  _globals['_FINISHREASON']._serialized_end=911
+  _globals['_ROLE']._serialized_start=598
+  _globals['_ROLE']._serialized_end=677
+  _globals['_ROOMSTATE']._serialized_start=680
+  _globals['_ROOMSTATE']._serialized_end=849
+  _globals['_ORIGIN']._serialized_start=852
+  _globals['_ORIGIN']._serialized_end=983
+  _globals['_FINISHREASON']._serialized_start=985
+  _globals['_FINISHREASON']._serialized_end=1080
   _globals['_FAILURE']._serialized_start=36
   _globals['_FAILURE']._serialized_end=201
   _globals['_KVFINGERPRINT']._serialized_start=204
   _globals['_KVFINGERPRINT']._serialized_end=387
   _globals['_EXTENT']._serialized_start=389
   _globals['_EXTENT']._serialized_end=427
+  _globals['_ROOMTICKET']._serialized_start=429
+  _globals['_ROOMTICKET']._serialized_end=486
+  _globals['_TICKETCLAIMS']._serialized_start=488
+  _globals['_TICKETCLAIMS']._serialized_end=596
 # @@protoc_insertion_point(module_scope)

@@ -220,3 +220,62 @@ class Extent(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Extent: _TypeAlias = Extent  # noqa: Y015
+
+@_typing.final
+class RoomTicket(_message.Message):
+    """The gateway's word that one decode server may publish one room to one prefill server, until a time. Decode carries it and cannot make one."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    KEY_ID_FIELD_NUMBER: _builtins.int
+    CLAIMS_FIELD_NUMBER: _builtins.int
+    MAC_FIELD_NUMBER: _builtins.int
+    key_id: _builtins.str
+    """Which of the secrets signed it: the first 8 hexadecimal digits of a hash of the secret."""
+    claims: _builtins.bytes
+    """TicketClaims, serialised: the very bytes that `mac` covers."""
+    mac: _builtins.bytes
+    """HMAC-SHA256 of "baton.wire.v1.RoomTicket", a zero byte, and `claims`."""
+    def __init__(
+        self,
+        *,
+        key_id: _builtins.str = ...,
+        claims: _builtins.bytes = ...,
+        mac: _builtins.bytes = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["claims", b"claims", "key_id", b"key_id", "mac", b"mac"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RoomTicket: _TypeAlias = RoomTicket  # noqa: Y015
+
+@_typing.final
+class TicketClaims(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ROOM_FIELD_NUMBER: _builtins.int
+    PREFILL_INSTANCE_ID_FIELD_NUMBER: _builtins.int
+    DECODE_INSTANCE_ID_FIELD_NUMBER: _builtins.int
+    EXPIRES_AT_MS_FIELD_NUMBER: _builtins.int
+    room: _builtins.int
+    prefill_instance_id: _builtins.str
+    decode_instance_id: _builtins.str
+    expires_at_ms: _builtins.int
+    """Unix time."""
+    def __init__(
+        self,
+        *,
+        room: _builtins.int = ...,
+        prefill_instance_id: _builtins.str = ...,
+        decode_instance_id: _builtins.str = ...,
+        expires_at_ms: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["decode_instance_id", b"decode_instance_id", "expires_at_ms", b"expires_at_ms", "prefill_instance_id", b"prefill_instance_id", "room", b"room"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___TicketClaims: _TypeAlias = TicketClaims  # noqa: Y015

@@ -326,17 +326,23 @@ class DecodeLeg(_message.Message):
 
     BOOTSTRAP_ADDRESS_FIELD_NUMBER: _builtins.int
     PREFILL_INSTANCE_ID_FIELD_NUMBER: _builtins.int
+    TICKET_FIELD_NUMBER: _builtins.int
     bootstrap_address: _builtins.str
     prefill_instance_id: _builtins.str
+    @_builtins.property
+    def ticket(self) -> _common_pb2.RoomTicket:
+        """What decode shows when it publishes the room; absent where the gateway signs none."""
+
     def __init__(
         self,
         *,
         bootstrap_address: _builtins.str = ...,
         prefill_instance_id: _builtins.str = ...,
+        ticket: _common_pb2.RoomTicket | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["ticket", b"ticket"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["bootstrap_address", b"bootstrap_address", "prefill_instance_id", b"prefill_instance_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["bootstrap_address", b"bootstrap_address", "prefill_instance_id", b"prefill_instance_id", "ticket", b"ticket"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
