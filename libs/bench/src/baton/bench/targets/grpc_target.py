@@ -68,8 +68,19 @@ def _piece(message: inference_pb2.GenerateResponse) -> Piece:
 
 
 def _server_numbers(report: inference_pb2.RoomReport) -> dict[str, float]:
-    numbers = {"server_ttft_ms": report.ttft_ms}
+    numbers = {"server_ttft_ms": report.ttft_ms} | _state_times(report)
     if report.HasField("transfer"):
         moved = report.transfer
         numbers |= {"kv_bytes": moved.bytes, "kv_puts": moved.puts, "transfer_ms": moved.duration_ms, "transfer_exposed_ms": moved.exposed_ms}
+        if moved.busy_ms > 0:
+            numbers["transfer_busy_ms"] = moved.busy_ms
     return numbers
+
+
+def _state_times(report: inference_pb2.RoomReport) -> dict[str, float]:
+    """Time in each state, in the order in which a room passes through them: a request's queue times."""
+    times: dict[str, float] = {}
+    for span in report.states:
+        name = f"state_{common_pb2.RoomState.Name(span.state).removeprefix('ROOM_STATE_').lower()}_ms"
+        times[name] = times.get(name, 0.0) + span.duration_ms
+    return times
