@@ -189,13 +189,17 @@ def bare_wakes(count: int) -> list[float]:
 
 @pytest.mark.skipif("BATON_SANITIZED" in os.environ, reason="an instrumented core is not timed")
 def test_a_sleeping_queue_wakes_at_once(shm: Any) -> None:
-    """From `post` in the caller to the first put."""
+    """From `post` in the caller to the first put, beside bare wake-ups of the same moments; the quicker quarter of both, which other work on the
+    machine disturbs least."""
     sender, receiver = shm.local(num_bytes=PAGE), shm.remote(num_bytes=PAGE)
     _, invitation = receiver.open_inbox()
     peer = sender.agent.connect(invitation, sender.region)
     rows = np.array([[0, 0, 64]], dtype=np.int64)
-    waits = []
-    for room in range(1, 200):
+    waits: list[float] = []
+    bare: list[float] = []
+    for room in range(1, 201):
+        if room % 20 == 1:
+            bare += bare_wakes(20)
         handle = peer.begin(room)
         time.sleep(0.001)  # the queue's thread has gone to sleep again
         start = time.monotonic()
@@ -204,7 +208,7 @@ def test_a_sleeping_queue_wakes_at_once(shm: Any) -> None:
             time.sleep(0)
         waits.append(handle.first_post_time - start)
         handle.cancel()
-    assert np.median(waits) < max(50e-6, 1.5 * np.median(bare_wakes(200)))
+    assert np.quantile(waits, 0.25) < max(50e-6, 1.5 * np.quantile(bare, 0.25))
 
 
 def test_posting_is_cheap_and_leaves_the_interpreter_alone(shm: Any) -> None:
