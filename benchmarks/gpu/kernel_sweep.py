@@ -69,7 +69,7 @@ def sweep_linear(name: str, copy: float, _product: float) -> None:
             for columns, step, splits, warps, stages in _linear_tilings(width):
                 tiling = LinearTiling(columns, step, splits, warps, stages)
                 runs[str(tiling)] = lambda tiling=tiling, x=x, weight=weight, gated=gated: launch_linear_few(
-                    x, weight, None, None, None, 0.0, gated, None, tiling
+                    x, weight, None, None, gated, None, tiling
                 )
             _print(name, f"{title}, {rows} x {depth} -> {width}", runs, weight.numel() * DTYPE.itemsize / copy)
 

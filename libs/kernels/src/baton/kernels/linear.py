@@ -17,8 +17,6 @@ def linear_few(
     bias: Tensor | None = None,
     residual: Tensor | None = None,
     *,
-    norm_weight: Tensor | None = None,
-    eps: float = 0.0,
     silu_mul: bool = False,
     out: Tensor | None = None,
 ) -> Tensor:
@@ -36,13 +34,11 @@ def linear_few(
         if tensor is not None:
             expect(name, tensor, (len(x), width), x.dtype)
             expect_dense(name, tensor)
-    if norm_weight is not None:
-        expect("norm_weight", norm_weight, (x.shape[1],), x.dtype)
     if not runs_triton(x):
-        return naive_linear_few(x, weight, bias, residual, norm_weight=norm_weight, eps=eps, silu_mul=silu_mul, out=out)
+        return naive_linear_few(x, weight, bias, residual, silu_mul=silu_mul, out=out)
     from baton.kernels.device.linear import launch_linear_few
 
-    return launch_linear_few(x, weight, bias, residual, norm_weight, eps, silu_mul, out)
+    return launch_linear_few(x, weight, bias, residual, silu_mul, out)
 
 
 def linear_invariant(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:

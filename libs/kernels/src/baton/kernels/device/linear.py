@@ -10,11 +10,15 @@ import triton.language as tl
 from torch import Tensor
 
 from baton.kernels.chained import chained
-from baton.kernels.device.chain import await_predecessor
+from baton.kernels.device.chain import allow_successor, await_written, fetch_lines
 from baton.kernels.device.linear_sum import launch_sum
 
 #: Row tiles that run at about the same time, so that they find each other's weight tiles in the cache.
 GROUP = tl.constexpr(8)
+#: Bytes of a weight that a chained launch fetches while the launches before it still run: well under half of an H100's or H200's second-level cache.
+FETCHED_BYTES = 16 << 20
+#: What one prefetch instruction fetches.
+LINE_BYTES = 128
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,8 +53,6 @@ def launch_linear_few(
     weight: Tensor,
     bias: Tensor | None,
     residual: Tensor | None,
-    norm_weight: Tensor | None,
-    eps: float,
     silu_mul: bool,
     out: Tensor | None,
     tiling: LinearTiling | None = None,
@@ -60,7 +62,7 @@ def launch_linear_few(
     tiling = tiling or default_tiling(num_rows, width, depth, x.element_size())
     rows = 16 if num_rows <= 16 else triton.next_power_of_2(num_rows)
     output = torch.empty(num_rows, width, dtype=x.dtype, device=x.device) if out is None else out
-    _launch(x, weight, bias, residual, norm_weight, eps, silu_mul, output, tiling, rows)
+    _launch(x, weight, bias, residual, silu_mul, output, tiling, rows)
     return output
 
 
@@ -75,7 +77,7 @@ def launch_linear_invariant(x: Tensor, weight: Tensor, bias: Tensor | None) -> T
         tiling, rows = LinearTiling(columns=32, depth=128, splits=1, num_warps=4, num_stages=4), 64
     else:
         tiling, rows = LinearTiling(columns=128, depth=64, splits=1, num_warps=8, num_stages=4), 128
-    _launch(x, weight, bias, None, None, 0.0, False, output, tiling, rows)
+    _launch(x, weight, bias, None, False, output, tiling, rows)
     return output
 
 
@@ -84,8 +86,6 @@ def _launch(
     weight: Tensor,
     bias: Tensor | None,
     residual: Tensor | None,
-    norm_weight: Tensor | None,
-    eps: float,
     silu_mul: bool,
     output: Tensor,
     tiling: LinearTiling,
@@ -96,20 +96,18 @@ def _launch(
     splits = tiling.splits
     columns = min(tiling.columns, max(16, triton.next_power_of_2(width)))
     step = min(tiling.depth, max(16, triton.next_power_of_2(depth)))
-    target, squares = output, output
+    target = output
     if splits > 1:
         target = torch.empty(splits, num_rows, weight.shape[0], dtype=torch.float32, device=x.device)
-        squares = torch.empty(splits, num_rows, dtype=torch.float32, device=x.device)
     share = triton.cdiv(triton.cdiv(depth, splits), step) * step
-    _linear_kernel[(triton.cdiv(width, columns), triton.cdiv(num_rows, rows), splits)](
+    grid = (triton.cdiv(width, columns), triton.cdiv(num_rows, rows), splits)
+    of_line = LINE_BYTES // weight.element_size()
+    _linear_kernel[grid](
         x,
         weight,
         output if bias is None else bias,
         output if residual is None else residual,
-        weight if norm_weight is None else norm_weight,
         target,
-        squares,
-        eps,
         num_rows,
         width,
         x.stride(0),
@@ -122,18 +120,25 @@ def _launch(
         split=splits > 1,
         with_bias=bias is not None,
         with_residual=residual is not None,
-        with_norm=norm_weight is not None,
         silu_mul=silu_mul,
         rows=rows,
         columns=columns,
         step=step,
+        of_line=of_line,
+        num_lines=_lines_ahead(grid[0] * splits * columns * (2 if silu_mul else 1), share, of_line),
         chained=chained(),
         launch_pdl=chained(),
         num_warps=tiling.num_warps,
         num_stages=tiling.num_stages,
     )
     if splits > 1:
-        launch_sum(target, squares, bias, residual, output, depth, eps, norm_weight is not None, silu_mul)
+        launch_sum(target, bias, residual, output, silu_mul)
+
+
+def _lines_ahead(num_starts: int, share: int, of_line: int) -> int:
+    """Lines that are fetched from each of the places in a weight where a program begins: a power of two."""
+    lines = min(share // of_line, FETCHED_BYTES // (LINE_BYTES * num_starts))
+    return 1 << max(0, lines.bit_length() - 1)
 
 
 # One compiled kernel serves any number of rows.
@@ -143,10 +148,7 @@ def _linear_kernel(  # type: ignore[no-untyped-def]
     weight,
     bias,
     residual,
-    norm_weight,
     output,
-    squares,
-    eps,
     num_rows,
     width,
     x_stride,
@@ -159,14 +161,14 @@ def _linear_kernel(  # type: ignore[no-untyped-def]
     split: tl.constexpr,
     with_bias: tl.constexpr,
     with_residual: tl.constexpr,
-    with_norm: tl.constexpr,
     silu_mul: tl.constexpr,
     rows: tl.constexpr,
     columns: tl.constexpr,
     step: tl.constexpr,
+    of_line: tl.constexpr,
+    num_lines: tl.constexpr,
     chained: tl.constexpr,
 ):
-    await_predecessor(chained)
     row_tile, column_tile = tl.swizzle2d(tl.program_id(1), tl.program_id(0), tl.num_programs(1), tl.num_programs(0), GROUP)
     row = row_tile * rows + tl.arange(0, rows)
     column = column_tile * columns + tl.arange(0, columns)
@@ -177,11 +179,18 @@ def _linear_kernel(  # type: ignore[no-untyped-def]
     x_rows = x + row.to(tl.int64)[:, None] * x_stride
     weight_rows = weight + column.to(tl.int64)[:, None] * weight_stride
     up_rows = weight + (column + width).to(tl.int64)[:, None] * weight_stride
+    begin = part * share
+    if chained:
+        # The weight is known before the row is: its first lines come while the launches before this one still run.
+        allow_successor()
+        line = tl.minimum(begin + tl.arange(0, num_lines) * of_line, depth - 1)
+        known = tl.minimum(column, width - 1)
+        fetch_lines(weight + known.to(tl.int64)[:, None] * weight_stride + line[None, :])
+        if silu_mul:
+            fetch_lines(weight + (known + width).to(tl.int64)[:, None] * weight_stride + line[None, :])
+        await_written()
     total = tl.zeros((rows, columns), tl.float32)
     up_total = tl.zeros((rows, columns), tl.float32)
-    # Added up where the numbers lie; across a row only once, after the loop.
-    squared = tl.zeros((rows, step), tl.float32)
-    begin = part * share
     # A fixed number of rounds: the loop's bounds are known when it is compiled.
     for offset in range(0, share, step):
         place = begin + offset + lane
@@ -192,17 +201,11 @@ def _linear_kernel(  # type: ignore[no-untyped-def]
             weight_mask = weight_mask & (place < depth)[None, :]
         left = tl.load(x_rows + place[None, :], mask=x_mask, other=0.0)
         right = tl.load(weight_rows + place[None, :], mask=weight_mask, other=0.0)
-        if with_norm:
-            wide = left.to(tl.float32)
-            squared += wide * wide
-            factor = tl.load(norm_weight + place, mask=place < depth, other=0.0).to(tl.float32)
-            left = (wide * factor[None, :]).to(left.dtype)
         total = tl.dot(left, tl.trans(right), total, input_precision="ieee")
         if silu_mul:
             up = tl.load(up_rows + place[None, :], mask=weight_mask, other=0.0)
             up_total = tl.dot(left, tl.trans(up), up_total, input_precision="ieee")
 
-    square = tl.sum(squared, axis=1)
     mask = row_there[:, None] & column_there[None, :]
     wide_row = row.to(tl.int64)
     if split:
@@ -211,13 +214,7 @@ def _linear_kernel(  # type: ignore[no-untyped-def]
         tl.store(partial, total, mask=mask)
         if silu_mul:
             tl.store(partial + width, up_total, mask=mask)
-        if with_norm and column_tile == 0:
-            tl.store(squares + part * num_rows + row, square, mask=row_there)
     else:
-        if with_norm:
-            root = tl.rsqrt(square / depth + eps)
-            total *= root[:, None]
-            up_total *= root[:, None]
         if with_bias:
             total += tl.load(bias + column, mask=column_there, other=0.0).to(tl.float32)[None, :]
             if silu_mul:

@@ -14,34 +14,26 @@ BLOCK = 512
 
 def launch_sum(
     partial: Tensor,
-    squares: Tensor,
     bias: Tensor | None,
     residual: Tensor | None,
     output: Tensor,
-    depth: int,
-    eps: float,
-    with_norm: bool,
     silu_mul: bool,
 ) -> None:
-    """partial [splits, rows, columns] float32, squares [splits, rows] float32 -> output [rows, width]."""
+    """partial [splits, rows, columns] float32 -> output [rows, width]."""
     splits, num_rows, _ = partial.shape
     width = output.shape[1]
     _sum_kernel[(num_rows, triton.cdiv(width, BLOCK))](
         partial,
-        squares,
         output if bias is None else bias,
         output if residual is None else residual,
         output,
-        eps,
         num_rows,
         width,
         0 if residual is None else residual.stride(0),
         output.stride(0),
-        depth=depth,
         splits=splits,
         with_bias=bias is not None,
         with_residual=residual is not None,
-        with_norm=with_norm,
         silu_mul=silu_mul,
         block=BLOCK,
         chained=chained(),
@@ -53,20 +45,16 @@ def launch_sum(
 @triton.jit(do_not_specialize=["num_rows"])  # type: ignore[untyped-decorator]
 def _sum_kernel(  # type: ignore[no-untyped-def]
     partial,
-    squares,
     bias,
     residual,
     output,
-    eps,
     num_rows,
     width,
     residual_stride,
     output_stride,
-    depth: tl.constexpr,
     splits: tl.constexpr,
     with_bias: tl.constexpr,
     with_residual: tl.constexpr,
-    with_norm: tl.constexpr,
     silu_mul: tl.constexpr,
     block: tl.constexpr,
     chained: tl.constexpr,
@@ -78,18 +66,11 @@ def _sum_kernel(  # type: ignore[no-untyped-def]
     stride = 2 * width if silu_mul else width
     total = tl.zeros((block,), tl.float32)
     up_total = tl.zeros((block,), tl.float32)
-    square = 0.0
     for part in range(splits):
         place = partial + (part * num_rows + row) * stride + column
         total += tl.load(place, mask=there, other=0.0)
         if silu_mul:
             up_total += tl.load(place + width, mask=there, other=0.0)
-        if with_norm:
-            square += tl.load(squares + part * num_rows + row)
-    if with_norm:
-        root = tl.rsqrt(square / depth + eps)
-        total *= root
-        up_total *= root
     if with_bias:
         total += tl.load(bias + column, mask=there, other=0.0).to(tl.float32)
         if silu_mul:
