@@ -6,7 +6,7 @@ The messages are etcd's own, from the package `aetcd`; its client is not used (i
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -107,8 +107,8 @@ class EtcdConnection:
         """The key goes when its lease does."""
         await self._call(self._kv.Put(rpc.PutRequest(key=key, value=value, lease=lease), timeout=CALL_TIMEOUT_S))
 
-    async def keep(self, lease: int, every_s: float) -> None:
-        """Keeps a lease until cancelled; returns when etcd says that there is no such lease (any more)."""
+    async def keep(self, lease: int, every_s: float, renewed: Callable[[], None]) -> None:
+        """Keeps a lease until cancelled; returns when etcd says that there is no such lease (any more). `renewed` is called each time."""
         call = self._leases.LeaseKeepAlive(metadata=_REQUIRE_LEADER)
         try:
             while True:
@@ -119,6 +119,7 @@ class EtcdConnection:
                     raise EtcdError("it ended the stream that keeps leases")
                 if response.TTL <= 0:
                     return
+                renewed()
                 await asyncio.sleep(every_s)
         except TimeoutError as error:
             raise EtcdError(f"it did not renew a lease within {CALL_TIMEOUT_S:g} s") from error

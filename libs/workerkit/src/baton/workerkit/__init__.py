@@ -6,6 +6,7 @@ from baton.workerkit.front import Description, WorkerFront
 from baton.workerkit.groups import EngineSettings, TransferSettings
 from baton.workerkit.host import EngineHost, HostedEngine
 from baton.workerkit.intake import DecodePeer, Limits, PrefillPeer
+from baton.workerkit.joining.settings import JoinSettings
 from baton.workerkit.page_hash import HostPageHash, PageHash
 from baton.workerkit.progress import ProgressWatch
 from baton.workerkit.reaper import Reaper
@@ -20,6 +21,7 @@ __all__ = [
     "HostPageHash",
     "HostStoppedError",
     "HostedEngine",
+    "JoinSettings",
     "Limits",
     "PageHash",
     "PrefillPeer",

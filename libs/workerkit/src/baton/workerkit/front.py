@@ -77,6 +77,7 @@ class WorkerFront:
         self._load_task: asyncio.Task[None] | None = None
         self._peer_states: worker_pb2.PeerStates | None = None
         self.draining = False
+        self._drain_begun = asyncio.Event()
         self.counters: Counter[str] = Counter()
 
     # --- life -----------------------------------------------------------------------------------------------------------------
@@ -94,8 +95,13 @@ class WorkerFront:
         """Refuses every Start from now on; what runs goes on. Idempotent."""
         if not self.draining:
             self.draining = True
+            self._drain_begun.set()
             log.info("draining", rooms=len(self._rooms))
             self._send_load(force=True)
+
+    async def wait_draining(self) -> None:
+        """Waits until `drain` was called, by this process or a gateway."""
+        await self._drain_begun.wait()
 
     async def wait_idle(self, timeout_s: float) -> bool:
         """Waits until no room is open; False when `timeout_s` is over first."""

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 
 from baton.engine.types import Role
-from baton.servicekit import GrpcServer, Lifecycle, get_logger
-from baton.wire.v1 import inference_pb2_grpc, worker_pb2_grpc
+from baton.servicekit import GrpcServer, Lifecycle, TlsSettings, get_logger
+from baton.wire.v1 import fleet_pb2, inference_pb2_grpc, worker_pb2_grpc
 from baton.workerkit.front import WorkerFront
 from baton.workerkit.host import EngineHost
+from baton.workerkit.joining.joining import Joining
+from baton.workerkit.joining.settings import JoinSettings
 from baton.workerkit.progress import ProgressWatch
 from baton.workerkit.refusing import RefusingInference
 from baton.workerkit.servicer import WorkerServicer
@@ -40,26 +43,62 @@ def engine_lost(life: Lifecycle) -> Callable[[BaseException], None]:
 
 
 async def serve_until_stopped(
-    life: Lifecycle, server: GrpcServer, front: WorkerFront, host: EngineHost, addresses: Mapping[str, str], *, stall_limit_s: float
+    life: Lifecycle,
+    server: GrpcServer,
+    front: WorkerFront,
+    host: EngineHost,
+    addresses: Mapping[str, str],
+    *,
+    stall_limit_s: float,
+    join: JoinSettings,
+    tls: TlsSettings,
 ) -> None:
     """Serves from now until `life` stops, then drains: no new rooms, open ones get `life.drain_timeout_s`, the rest is ended.
 
-    `server` and `front` are started already. Returns when no room is open and no peer can touch our pages, or when waiting for that was in vain.
+    `server` and `front` are started already. It is made known as `join` says while it serves and takes rooms. Returns when no room is open
+    and no peer can touch our pages, or when waiting for that was in vain.
     """
     watch = life.watch(asyncio.create_task(ProgressWatch(host, server.set_serving, stall_limit_s=stall_limit_s).run(), name="progress watch"))
     try:
         await server.set_serving(True)
         life.ready(addresses)
-        await life.stopped()
+        async with _joined(life, front, Joining(join, _member(front, addresses), tls)):
+            await life.stopped()
+            await server.drain()
+            front.drain()
     finally:
         watch.cancel()
-    await server.drain()
-    front.drain()
     if not await front.wait_idle(life.drain_timeout_s):
         front.abort_all("drained", f"the server stops, and {life.drain_timeout_s:g} s (--drain-timeout-s) were not enough for this room")
         await front.wait_idle(ABORT_TIMEOUT_S)
     await _wait_quiet(host, ABORT_TIMEOUT_S)
     front.end_sessions()
+
+
+def _member(front: WorkerFront, addresses: Mapping[str, str]) -> fleet_pb2.Member:
+    info = front.describe()
+    return fleet_pb2.Member(
+        instance_id=info.instance_id, role=info.role, address=addresses["grpc"], model=info.fingerprint.model, version=info.version
+    )
+
+
+@contextlib.asynccontextmanager
+async def _joined(life: Lifecycle, front: WorkerFront, joining: Joining) -> AsyncIterator[None]:
+    """Known from entering until leaving, or until a gateway tells the worker to drain."""
+
+    async def leave_when_drained() -> None:
+        await front.wait_draining()
+        await joining.leave()
+
+    for task in joining.start():
+        life.watch(task)
+    drained = life.watch(asyncio.create_task(leave_when_drained(), name="leave when drained"))
+    try:
+        yield
+    finally:
+        drained.cancel()
+        await asyncio.gather(drained, return_exceptions=True)
+        await joining.leave()
 
 
 async def _wait_quiet(host: EngineHost, timeout_s: float) -> None:

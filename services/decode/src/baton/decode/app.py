@@ -200,7 +200,9 @@ async def _serve_engine(
     try:
         await server.start()
         addresses = {"grpc": join_address(listen.advertised_host(), server.port)}
-        await serve_until_stopped(life, server, front, host, addresses, stall_limit_s=settings.engine.stall_limit_s)
+        await serve_until_stopped(
+            life, server, front, host, addresses, stall_limit_s=settings.engine.stall_limit_s, join=settings.join, tls=settings.tls
+        )
     finally:
         if clock is not None:
             clock.cancel()

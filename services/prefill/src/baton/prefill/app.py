@@ -149,7 +149,9 @@ async def _serve_machine(life: Lifecycle, machine: _Machine, settings: PrefillSe
         await server.start()
         await bootstrap_server.set_serving(True)
         addresses = {"grpc": join_address(listen.advertised_host(), server.port), "bootstrap": bootstrap_address}
-        await serve_until_stopped(life, server, front, host, addresses, stall_limit_s=settings.engine.stall_limit_s)
+        await serve_until_stopped(
+            life, server, front, host, addresses, stall_limit_s=settings.engine.stall_limit_s, join=settings.join, tls=settings.tls
+        )
     finally:
         for clock in clocks:
             clock.cancel()

@@ -11,7 +11,7 @@ from typing import ClassVar
 from pydantic import Field
 
 from baton.servicekit import ListenSettings, LogSettings, ServiceSettings, TlsSettings, TraceSettings
-from baton.workerkit import EngineSettings, TransferSettings
+from baton.workerkit import EngineSettings, JoinSettings, TransferSettings
 
 
 class PrefillSettings(ServiceSettings):
@@ -28,6 +28,7 @@ class PrefillSettings(ServiceSettings):
     ticket_secret_file: Path | None = Field(
         default=None, description="Secrets of room tickets, one a line, the gateway's too; with it, decode servers publish only what it signed."
     )
+    join: JoinSettings = JoinSettings()
     log: LogSettings = LogSettings()
     traces: TraceSettings = TraceSettings()
     tls: TlsSettings = TlsSettings()

@@ -1,0 +1,1 @@
+"""How a worker makes itself known: to gateways over gRPC, or in etcd."""
