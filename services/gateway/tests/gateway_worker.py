@@ -98,6 +98,7 @@ class ScriptedWorker(worker_pb2_grpc.WorkerServicer):
     aborts: list[worker_pb2.Abort] = field(default_factory=list)
     peers: list[list[str]] = field(default_factory=list)
     attached: list[worker_pb2.Attach] = field(default_factory=list)
+    drains: int = 0
 
     def __post_init__(self) -> None:
         self._server: grpc.aio.Server | None = None
@@ -204,6 +205,8 @@ class ScriptedWorker(worker_pb2_grpc.WorkerServicer):
                     task.add_done_callback(self._ended)
                 case "abort":
                     self.aborts.append(command.abort)
+                case "drain":
+                    self.drains += 1
                 case "peers":
                     self.peers.append(list(command.peers.bootstrap_addresses))
                     if self.role == "decode":
