@@ -34,11 +34,13 @@ class Shared:
             worker.say_peers()
 
     def tokens(self, start: worker_pb2.Start) -> list[int]:
-        """The answer, cut as an engine would: at max_tokens, after a stop token."""
+        """The answer behind as much of it as the prompt ends with, cut as an engine would: at max_tokens, after a stop token."""
+        whole, prompt = list(self.answer(start)), list(start.prompt_token_ids)
+        had = next(count for count in range(min(len(whole), len(prompt)), -1, -1) if prompt[len(prompt) - count :] == whole[:count])
         taken: list[int] = []
-        for token in list(self.answer(start))[: start.sampling.max_tokens]:
+        for token in whole[had : had + start.sampling.max_tokens]:
             taken.append(token)
-            if token in start.sampling.stop_token_ids:
+            if len(taken) >= start.sampling.min_tokens and token in start.sampling.stop_token_ids:
                 break
         return taken
 
@@ -59,7 +61,11 @@ async def by_the_book(worker: ScriptedWorker, start: worker_pb2.Start) -> None:
         worker.tokens(room, 0, answer[:1])
         worker.event(room, transferred=worker_pb2.Transferred(transfer=TRANSFER))
         return
-    if worker.role == "decode":
+    if start.HasField("local"):
+        worker.event(room, reserved=worker_pb2.Reserved(pages=1))
+        worker.event(room, prefill_started=worker_pb2.PrefillStarted())
+        worker.tokens(room, 0, answer[:1])
+    elif worker.role == "decode":
         worker.event(room, reserved=worker_pb2.Reserved(pages=1))
         worker.event(room, kv_ready=worker_pb2.KvReady(digest_checked=True, exposed_ms=0.5))
     else:
@@ -226,6 +232,9 @@ class ScriptedWorker(worker_pb2_grpc.WorkerServicer):
     def report(self, report: worker_pb2.Report) -> None:
         for reports in self._reports:
             reports.put_nowait(report)
+
+    def report_load(self, **changes: Any) -> None:
+        self.report(worker_pb2.Report(load=self.load(**changes)))
 
     def say_peers(self, problem: str = "") -> None:
         """Decode: says of each prefill server that was named last that it is connected to whoever is there now, or that it is not."""

@@ -8,7 +8,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from baton.gateway.breaker import FIRST_PAUSE_S, MAX_PAUSE_S, THRESHOLD, Breaker
-from baton.gateway.retry import FIRST_BACKOFF_S, MAX_BACKOFF_S, FailedAttempt, backoff_s, is_chargeable, is_retryable
+from baton.gateway.retry import (
+    FIRST_BACKOFF_S,
+    MAX_BACKOFF_S,
+    FailedAttempt,
+    RetryPolicy,
+    backoff_s,
+    is_chargeable,
+    is_retryable,
+    only_transfer_failed,
+)
 from baton.wire.status import code_number
 from baton.wire.v1 import common_pb2
 
@@ -69,7 +78,7 @@ def failure(code: grpc.StatusCode, origin: common_pb2.Origin.ValueType = common_
     return common_pb2.Failure(code=code_number(code), origin=origin, cause="c")
 
 
-RETRYABLE = {grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.RESOURCE_EXHAUSTED, grpc.StatusCode.INTERNAL, grpc.StatusCode.DATA_LOSS}
+RETRYABLE = {getattr(grpc.StatusCode, name) for name in ("ABORTED", "DATA_LOSS", "INTERNAL", "RESOURCE_EXHAUSTED", "UNAVAILABLE")}
 
 
 @pytest.mark.parametrize("code", list(grpc.StatusCode), ids=lambda code: code.name)
@@ -112,3 +121,39 @@ def test_the_backoff_is_bounded_and_jittered(num_failed: int) -> None:
     pauses = [backoff_s(num_failed) for _ in range(20)]
     assert all(most_s / 2 <= pause <= most_s for pause in pauses)
     assert len(set(pauses)) > 1
+
+
+def test_once_decode_has_spoken_only_recompute_goes_on() -> None:
+    fail, recompute = RetryPolicy(2), RetryPolicy(2, "recompute")
+    lost = failure(grpc.StatusCode.UNAVAILABLE)
+    assert [fail.allows(lost, 0, tokens) for tokens in (0, 1, 2)] == [True, True, False]
+    assert [recompute.allows(lost, 0, tokens) for tokens in (0, 1, 2, 1000)] == [True] * 4
+    assert [recompute.allows(lost, failed, 5) for failed in (0, 1, 2)] == [True, True, False]
+    assert not recompute.allows(failure(grpc.StatusCode.DEADLINE_EXCEEDED), 0, 0)
+    conflict = common_pb2.Failure(code=code_number(grpc.StatusCode.INTERNAL), origin=common_pb2.ORIGIN_TRANSFER, cause="token_conflict")
+    assert [recompute.allows(conflict, 0, tokens) for tokens in (0, 1)] == [True, False]
+
+
+def test_a_transfer_that_took_too_long_is_recomputed_and_no_other_limit_is() -> None:
+    for cause, goes_on in (("transfer_timeout", True), ("waiting_timeout", False), ("bootstrap_timeout", False), ("deadline", False)):
+        late = common_pb2.Failure(code=code_number(grpc.StatusCode.DEADLINE_EXCEEDED), origin=common_pb2.ORIGIN_GATEWAY, cause=cause)
+        assert RetryPolicy(2, "recompute").allows(late, 0, 1) is goes_on
+        assert not RetryPolicy(2).allows(late, 0, 1)
+
+
+@pytest.mark.parametrize(
+    ("origin", "stage", "alone"),
+    [
+        ("PREFILL", "BOOTSTRAPPING", False),  # nothing was computed yet: another pair does as well
+        ("PREFILL", "WAITING", False),
+        ("PREFILL", "TRANSFERRING", True),
+        ("PREFILL", "SUCCESS", True),
+        ("TRANSFER", "WAITING", True),
+        ("TRANSFER", "SUCCESS", True),
+        ("DECODE", "TRANSFERRING", False),
+        ("DECODE", "SUCCESS", False),
+    ],
+)
+def test_decode_is_well_when_only_its_pages_did_not_come(origin: str, stage: str, alone: bool) -> None:
+    said = common_pb2.Failure(origin=common_pb2.Origin.Value(f"ORIGIN_{origin}"), stage=common_pb2.RoomState.Value(f"ROOM_STATE_{stage}"))
+    assert only_transfer_failed(said) is alone

@@ -154,7 +154,7 @@ async def hand_over(stack: Stack, first: list[int]) -> tuple[Any, ScriptedWorker
 
 
 async def test_decode_lost_after_prefills_token_is_not_noticed_either(stack_of: StackOf) -> None:
-    """The client has one token, decode none: the next pair computes it again, and the client does not get it twice."""
+    """The client has one token, decode none: the next pair goes on behind it, and the client does not get it twice."""
     stack = await two_by_two(stack_of)
     answer = says(stack.tokenizer, ANSWER)
     call, _, decode = await hand_over(stack, answer[:1])
@@ -171,14 +171,18 @@ async def test_decode_lost_after_prefills_token_is_not_noticed_either(stack_of: 
     await stack.settled()
 
 
-async def test_a_pair_that_computes_another_token_is_found_out(stack_of: StackOf) -> None:
+async def test_the_next_pair_goes_on_behind_the_token_that_the_client_has(stack_of: StackOf) -> None:
+    """It is told that token, so it need not draw it again, and cannot draw another one."""
     stack = await two_by_two(stack_of)
-    call, prefill, decode = await hand_over(stack, [99])  # the scripts' answer begins with another one
+    call, prefill, decode = await hand_over(stack, [99])
+    first = prefill.starts[0]
     stack.script(by_the_book, by_the_book)
     await decode.kill()
-    code, failure = await failure_of(call)
-    assert (code, failure.cause) == (grpc.StatusCode.INTERNAL, "token_conflict")
-    assert f"was 99 on {prefill.instance_id} and {decode.instance_id}" in failure.message
+    await rest(call)
+    (start,) = [start for worker in stack.workers if worker.role == "decode" for start in worker.starts if start.room != first.room]
+    assert list(start.prompt_token_ids) == [*first.prompt_token_ids, 99]
+    assert start.sampling.max_tokens == first.sampling.max_tokens - 1
+    assert start.sampling.seed == first.sampling.seed
     await stack.settled()
 
 

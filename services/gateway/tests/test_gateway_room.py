@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Callable
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from baton.gateway.room import PLAIN_TABLE, SPLIT_TABLE, Event, Room, State, Verdict
+from baton.gateway.room import LOCAL_TABLE, PLAIN_TABLE, SPLIT_TABLE, Event, Room, State, Verdict
 from baton.wire.v1 import common_pb2
 
 FAILURE = common_pb2.Failure(cause="x")
@@ -35,6 +36,7 @@ def play(room: Room, events: list[Event]) -> list[Verdict]:
 
 def test_the_tables_are_total_over_their_states() -> None:
     assert set(SPLIT_TABLE) == set(itertools.product(State, Event))
+    assert set(LOCAL_TABLE) == set(itertools.product((State.BOOTSTRAPPING, State.WAITING, State.SUCCESS, State.FAILED), Event))
     assert set(PLAIN_TABLE) == set(itertools.product((State.WAITING, State.SUCCESS, State.FAILED), Event))
 
 
@@ -80,9 +82,28 @@ def test_only_what_was_proven_counts_not_the_order(events: list[Event]) -> None:
     assert room.state is max((PROVES[event] for event in events), key=ORDER.__getitem__, default=State.BOOTSTRAPPING)
 
 
-@given(st.lists(st.sampled_from(list(Event)), max_size=30), st.booleans())
-def test_states_only_move_forward_and_end(events: list[Event], plain: bool) -> None:
-    room = Room.plain(0.0) if plain else Room.split(0.0)
+def test_a_room_whose_prompt_decode_computes_moves_nothing() -> None:
+    room = Room.local(0.0)
+    verdicts = play(room, [Event.RESERVED, Event.PREFILL_STARTED, Event.FIRST_TOKEN, Event.FINISHED])
+    assert verdicts == [Verdict.MOVED, Verdict.NOTED, Verdict.MOVED, Verdict.NOTED]
+    assert room.spans(5.0) == [(State.BOOTSTRAPPING, 0.0, 1), (State.WAITING, 1, 3), (State.SUCCESS, 3, 5.0)]
+
+
+@pytest.mark.parametrize("events", list(itertools.permutations([Event.RESERVED, Event.PREFILL_STARTED, Event.FIRST_TOKEN])))
+def test_its_events_end_in_the_same_state_in_any_order(events: tuple[Event, ...]) -> None:
+    room = Room.local(0.0)
+    play(room, [*events[:-1]])
+    assert room.state is (State.SUCCESS if Event.FIRST_TOKEN in events[:-1] else State.WAITING)
+    play(room, [events[-1]])
+    assert room.state is State.SUCCESS
+
+
+MAKERS = st.sampled_from([Room.plain, Room.split, Room.local])
+
+
+@given(st.lists(st.sampled_from(list(Event)), max_size=30), MAKERS)
+def test_states_only_move_forward_and_end(events: list[Event], make: Callable[[float], Room]) -> None:
+    room = make(0.0)
     seen = [room.state]
     for at, event in enumerate(events, start=1):
         before = room.state
@@ -104,9 +125,9 @@ def test_an_event_is_noted_once_and_then_repeated(events: list[Event]) -> None:
         assert (verdict is Verdict.REPEATED) == (events[number] in events[:number])
 
 
-@given(st.lists(st.sampled_from(list(Event)), max_size=20), st.booleans())
-def test_spans_are_contiguous_and_cover_the_room(events: list[Event], plain: bool) -> None:
-    room = Room.plain(0.0) if plain else Room.split(0.0)
+@given(st.lists(st.sampled_from(list(Event)), max_size=20), MAKERS)
+def test_spans_are_contiguous_and_cover_the_room(events: list[Event], make: Callable[[float], Room]) -> None:
+    room = make(0.0)
     play(room, events)
     spans = room.spans(100.0)
     assert spans[0][1] == 0.0

@@ -15,9 +15,10 @@ from opentelemetry.trace import INVALID_SPAN
 from baton.gateway.errors import RequestError, RoomFailedError
 from baton.gateway.http.body import parse_json_object
 from baton.gateway.http.parse import ParsedBody, parse_chat, parse_completion
-from baton.gateway.live_room import LiveRoom, Timeouts
+from baton.gateway.live_room import LiveRoom
 from baton.gateway.report import Passage, room_report
 from baton.gateway.room import State
+from baton.gateway.room_clock import Timeouts
 from baton.gateway.worker import Leg, Worker
 from baton.servicekit import get_logger
 from baton.wire.v1 import common_pb2, inference_pb2, worker_pb2
@@ -168,8 +169,8 @@ def test_a_room_ends_once_on_both_sides_whatever_happens(steps: list[tuple[str, 
             rig.step("lose", name)
         assert rig.closed == 1
         assert all(worker.num_rooms == 0 and worker._outstanding_tokens == 0 for worker in rig.workers.values())
-        assert rig.room._state_timer is None
-        assert rig.room._deadline_timer is None
+        assert rig.room._clock._state_timer is None
+        assert rig.room._clock._deadline_timer is None
         _, how = await rig.outcome()
         assert how != "open"
 

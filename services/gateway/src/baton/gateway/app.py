@@ -22,8 +22,10 @@ from baton.gateway.grpc_front import SERVICE, InferenceServicer, register
 from baton.gateway.http.app import OpenAIFront
 from baton.gateway.http.server import HttpServer
 from baton.gateway.inference import Inference
-from baton.gateway.live_room import Timeouts
+from baton.gateway.local_prefill import LocalPrefill
 from baton.gateway.model_folder import read_model_folder
+from baton.gateway.retry import RetryPolicy
+from baton.gateway.room_clock import Timeouts
 from baton.gateway.rooms import RoomTable
 from baton.gateway.routing import Router
 from baton.gateway.tickets import TicketOffice
@@ -77,9 +79,16 @@ class Gateway:
             model_name=settings.served_name,
             tokenizer=tokenizer,
             fleet=self.fleet,
-            dispatcher=Dispatcher(self.rooms, self.router, timeouts, settings.max_buffered_tokens, self._ticket_office()),
+            dispatcher=Dispatcher(
+                self.rooms,
+                self.router,
+                timeouts,
+                settings.max_buffered_tokens,
+                LocalPrefill(settings.local_prefill_max_tokens),
+                self._ticket_office(),
+            ),
             request_timeout_s=settings.request_timeout_s,
-            retries=settings.retries,
+            retry_policy=RetryPolicy(settings.retries, settings.kv_load_failure_policy),
             tracer=tracing.tracer("baton.gateway"),
         )
         options = dict(SERVER_OPTIONS) | {"grpc.max_receive_message_length": settings.max_body_bytes}

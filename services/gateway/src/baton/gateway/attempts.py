@@ -1,46 +1,44 @@
-"""The rooms of one request, one after the other: until decode's first token has come, a server's failure is answered by another pair."""
+"""The rooms of one request, one after the other: a server's failure is answered by other servers, and the client's stream goes on."""
 
 from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable
-from typing import NoReturn
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 
-import grpc
-
-from baton.gateway.admission import fitting
+from baton.gateway.admission import Admitted, fitting
+from baton.gateway.continuation import continued, ended_by, weights_of
 from baton.gateway.dispatch import Dispatcher, Order
 from baton.gateway.errors import GatewayError, RoomFailedError
 from baton.gateway.fleet import Fleet, Route, trusted
 from baton.gateway.live_room import LiveRoom
-from baton.gateway.retry import FailedAttempt, backoff_s, is_retryable
-from baton.wire.status import code_number, origin_name, stage_name
+from baton.gateway.local_prefill import local_routes
+from baton.gateway.retry import FailedAttempt, RetryPolicy, backoff_s, only_transfer_failed
+from baton.wire.status import origin_name, stage_name
 from baton.wire.v1 import common_pb2
-
-#: Tokens that the client may have when its request is tried again: prefill's first one is sent before decode has anything. The next room
-#: computes it once more, and since greedy decoding and seeded sampling repeat themselves it is the same.
-MAX_REPLAYED = 1
 
 
 class Attempts:
     """`room` is the one that the request is in now. Its tokens come from `take`, which moves the request on when that room fails.
 
-    A request is tried again until more than MAX_REPLAYED tokens have come. Every attempt has a fresh room number; prompt, sampling (its seed
-    included) and deadline are those of the first. The servers that failed are not tried again for this request, nor is a pair between which
-    a transfer failed.
+    Every attempt has a fresh room number and goes on behind the tokens that the client has: prompt and answer so far are its prompt, seed and
+    deadline those of the first. The servers that failed are not tried again for this request, nor is a pair between which a transfer failed,
+    nor one with other weights once there are tokens. Under policy "recompute" that works at any token, and where only the transfer failed,
+    the same decode server computes what it should have been sent.
     """
 
-    def __init__(self, order: Order, dispatcher: Dispatcher, fleet: Fleet, retries: int) -> None:
+    def __init__(self, order: Order, dispatcher: Dispatcher, fleet: Fleet, policy: RetryPolicy) -> None:
         """Opens the first room. Raises DrainingError, OverloadedError."""
         self.failed: list[FailedAttempt] = []
         self.on_failed: Callable[[], None] | None = None
+        #: Tokens of prompt and answer that rooms after the first one were given to compute again.
+        self.num_recomputed = 0
         self._order = order
         self._dispatcher = dispatcher
         self._fleet = fleet
-        self._retries = retries
-        self._given: list[int] = []  # the answer so far, as long as it may be replayed
-        self._num_replayed = 0
+        self._policy = policy
+        self._given: list[int] = []  # the answer so far
         self.room = self._watched(dispatcher.dispatch(order, fitting(order.admitted, fleet.routes)))
 
     @property
@@ -51,7 +49,7 @@ class Attempts:
     @property
     def over(self) -> bool:
         """The room has failed, and so has the request."""
-        return self.room.failure is not None and not self._may_retry(self.room.failure)
+        return self.room.failure is not None and not self._may_go_on(self.room.failure)
 
     async def take(self) -> list[int]:
         """As TokenStream.take of the room in which the answer is made. Raises RoomFailedError when there is no other way left."""
@@ -62,37 +60,11 @@ class Attempts:
                 if not await self._again(error.failure()):
                     raise RoomFailedError(self._with_history(error.failure())) from None
                 continue
-            following = self._following(tokens)
-            if following or not tokens:
-                return following
-
-    def _following(self, tokens: list[int]) -> list[int]:
-        """Those that the client does not have yet. Raises RoomFailedError when an earlier room gave it another token in one's place."""
-        if self._num_replayed == len(self._given) > MAX_REPLAYED:
+            self._given += tokens
             return tokens
-        following = []
-        for token in tokens:
-            if self._num_replayed == len(self._given):
-                self._given.append(token)
-                following.append(token)
-            elif token != self._given[self._num_replayed]:
-                self._differs(token)
-            self._num_replayed += 1
-        return following
-
-    def _differs(self, token: int) -> NoReturn:
-        number, had = self._num_replayed, self._given[self._num_replayed]
-        failure = common_pb2.Failure(
-            code=code_number(grpc.StatusCode.INTERNAL),
-            origin=common_pb2.ORIGIN_GATEWAY,
-            cause="token_conflict",
-            message=f"token number {number} was {had} on {' and '.join(self.failed[-1].servers)} and is {token} on "
-            f"{' and '.join(self.room.passage.servers)}: these servers do not compute the same",
-        )
-        self.room.cancel(failure)
-        raise RoomFailedError(self._with_history(self.room.failure or failure))
 
     def _watched(self, room: LiveRoom) -> LiveRoom:
+        self._weights = weights_of(room.servers[-1])
         room.on_failed = self._room_failed
         room.may_leave = self._may_leave
         return room
@@ -101,31 +73,47 @@ class Attempts:
         if self.over and self.on_failed is not None:
             self.on_failed()
 
-    # --- whether --------------------------------------------------------------------------------------------------------------
+    # --- whether and where ----------------------------------------------------------------------------------------------------
 
-    def _may_retry(self, failure: common_pb2.Failure) -> bool:
-        if max(self.room.passage.num_tokens, len(self._given)) > MAX_REPLAYED or len(self.failed) >= self._retries:
+    def _may_go_on(self, failure: common_pb2.Failure) -> bool:
+        if ended_by(self._order.admitted.sampling, self._given) is not None:
             return False
-        return is_retryable(failure) and bool(self._elsewhere(failure))
+        return self._policy.allows(failure, len(self.failed), self.room.passage.num_tokens) and bool(self._elsewhere(failure))
 
     def _may_leave(self, failure: common_pb2.Failure) -> bool:
-        """Whether a server that is silent is reason enough to go: only if a pair is there that answers."""
-        return self._may_retry(failure) and bool(trusted(self._elsewhere(failure), time.monotonic()))
+        """Whether a server that is silent is reason enough to go: only if others are there that answer."""
+        return self._may_go_on(failure) and bool(trusted(self._elsewhere(failure), time.monotonic()))
 
     def _elsewhere(self, failure: common_pb2.Failure) -> list[Route]:
-        """Routes that can take the request and that none of its failures speaks against."""
+        """Routes that can take what is left of the request and that none of its failures speaks against; the best kind of them."""
+        if not self._policy.recomputes:
+            return self._open_to(self._fleet.routes, failure)
+        alone = self._open_to(local_routes(self._fleet.workers), failure)
+        if only_transfer_failed(failure):
+            same = [route for route in alone if route.instances[0] == self.room.passage.decode_instance]
+            if trusted(same, time.monotonic()):
+                return same
+        return self._open_to(self._fleet.routes, failure) or alone
+
+    def _open_to(self, routes: Sequence[Route], failure: common_pb2.Failure) -> list[Route]:
         attempts = [*self.failed, self._attempt(failure)]
-        routes = fitting(self._order.admitted, self._fleet.routes)
-        return [route for route in routes if not any(attempt.excludes(route.instances) for attempt in attempts)]
+        fit = [route for route in fitting(self._rest(), routes) if not any(attempt.excludes(route.instances) for attempt in attempts)]
+        if not self.room.passage.num_tokens:
+            return fit
+        return [route for route in fit if weights_of(route.servers[-1]) == self._weights]
+
+    def _rest(self) -> Admitted:
+        return continued(self._order.admitted, self._given)
 
     def _attempt(self, failure: common_pb2.Failure) -> FailedAttempt:
-        return FailedAttempt(self.room.room, self.room.passage.servers, failure)
+        passage = self.room.passage
+        return FailedAttempt(self.room.room, passage.servers, failure, passage.num_tokens, passage.prefilled_on_decode)
 
     # --- again ----------------------------------------------------------------------------------------------------------------
 
     async def _again(self, failure: common_pb2.Failure) -> bool:
         """Opens the next room; False when this failure is the request's."""
-        if not self._may_retry(failure):
+        if not self._may_go_on(failure):
             return False
         pause_s = backoff_s(self.count)
         with self._dispatcher.rooms.between():
@@ -135,20 +123,24 @@ class Attempts:
             if not routes or time.monotonic() >= self._order.deadline:
                 return False
             attempt = self._attempt(failure)
+            rest = self._rest()
             try:
-                room = self._dispatcher.dispatch(self._order, routes, number=self.count + 1)
+                room = self._dispatcher.dispatch(replace(self._order, admitted=rest), routes, number=self.count + 1, follows=self.room.passage)
             except GatewayError:
                 return False  # the gateway ends: the failure that the client is told is the room's
             self.failed.append(attempt)
-            room.passage.first_token_at = self.room.passage.first_token_at
+            self.num_recomputed += len(rest.prompt)
             self.room = self._watched(room)
-            self._num_replayed = 0
-        self._note(attempt, pause_s)
+        self._note(attempt, len(rest.prompt), pause_s)
         return True
 
-    def _note(self, attempt: FailedAttempt, pause_s: float) -> None:
+    def _note(self, attempt: FailedAttempt, num_recomputed: int, pause_s: float) -> None:
         failure = attempt.failure
-        self._dispatcher.rooms.retries[origin_name(failure.origin), stage_name(failure.stage), failure.cause] += 1
+        rooms = self._dispatcher.rooms
+        rooms.retries[origin_name(failure.origin), stage_name(failure.stage), failure.cause] += 1
+        rooms.counters["recomputed_tokens"] += num_recomputed
+        if attempt.tokens_sent:
+            rooms.counters["streams_continued"] += 1
         self._order.log.warning(
             "room retried",
             room=attempt.room,
@@ -159,14 +151,17 @@ class Attempts:
             cause=failure.cause,
             servers=list(attempt.servers),
             next_servers=list(self.room.passage.servers),
+            next_on_decode_alone=self.room.passage.prefilled_on_decode,
+            tokens_sent=attempt.tokens_sent,
+            recomputed_tokens=num_recomputed,
             backoff_ms=round(pause_s * 1e3),
         )
-        self._order.span.add_event("RETRIED", {"baton.attempt": self.count, "baton.cause": failure.cause})
+        self._order.span.add_event("RETRIED", {"baton.attempt": self.count, "baton.cause": failure.cause, "baton.tokens_sent": attempt.tokens_sent})
 
     def _with_history(self, failure: common_pb2.Failure) -> common_pb2.Failure:
         if not self.failed:
             return failure
         told = common_pb2.Failure()
         told.CopyFrom(failure)
-        told.message += f"; attempt {self.count} of at most {self._retries + 1}, after " + ", ".join(attempt.why() for attempt in self.failed)
+        told.message += f"; attempt {self.count} of at most {self._policy.retries + 1}, after " + ", ".join(one.why() for one in self.failed)
         return told

@@ -7,6 +7,7 @@ from typing import ClassVar
 
 from pydantic import Field, field_validator, model_validator
 
+from baton.gateway.retry import KVLoadFailurePolicy
 from baton.gateway.routing import RoutingPolicy
 from baton.servicekit import ListenSettings, LogSettings, ServiceSettings, TlsSettings, TraceSettings
 from baton.servicekit.etcd import parse_endpoint
@@ -48,7 +49,14 @@ class GatewaySettings(ServiceSettings):
     silence_limit_s: float = Field(
         default=3.0, gt=0, description="Seconds without a sign of life of a server after which other servers are preferred to it."
     )
-    retries: int = Field(default=2, ge=0, le=10, description="Times a request whose servers fail before decode's first token is tried on others.")
+    retries: int = Field(default=2, ge=0, le=10, description="Times a request whose servers fail goes on in another room.")
+    kv_load_failure_policy: KVLoadFailurePolicy = Field(
+        default="fail",
+        description="fail: a request ends when a server fails after decode's first token; recompute: its tokens are computed again, and it goes on.",
+    )
+    local_prefill_max_tokens: int = Field(
+        default=0, ge=0, description="Prompts up to this long are prefilled on decode where that is predicted to be done sooner; 0: never."
+    )
 
     model_path: Path = Field(description="Hugging Face folder of the model: its tokenizer and chat template (no weights are read).")
     model_name: str | None = Field(default=None, min_length=1, description="Name that clients ask for; the folder's name when not set.")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from opentelemetry.trace import Span
@@ -12,8 +12,10 @@ from structlog.stdlib import BoundLogger
 
 from baton.gateway.admission import Admitted
 from baton.gateway.fleet import Route, trusted
-from baton.gateway.live_room import LiveRoom, Timeouts
+from baton.gateway.live_room import LiveRoom
+from baton.gateway.local_prefill import LocalPrefill
 from baton.gateway.report import Passage
+from baton.gateway.room_clock import Timeouts
 from baton.gateway.rooms import RoomTable
 from baton.gateway.routing import Router
 from baton.gateway.tickets import TicketOffice
@@ -39,12 +41,13 @@ class Dispatcher:
     router: Router
     timeouts: Timeouts
     max_buffered_tokens: int
+    local: LocalPrefill
     tickets: TicketOffice
 
-    def dispatch(self, order: Order, routes: Sequence[Route], *, number: int = 1) -> LiveRoom:
+    def dispatch(self, order: Order, routes: Sequence[Route], *, number: int = 1, follows: Passage | None = None) -> LiveRoom:
         """Opens a room on one of `routes`, all of which can take the request; servers that fail or are silent only where there are no others.
 
-        number: which attempt it is. Raises DrainingError, OverloadedError for the first one.
+        number: which attempt it is. follows: the room whose answer goes on. Raises DrainingError, OverloadedError for the first one.
         """
         if number == 1:
             self.rooms.check_capacity()
@@ -52,9 +55,10 @@ class Dispatcher:
         decision = self.router.choose(trusted(routes, now) or routes, order.admitted.prompt)
         route = decision.route
         order.span.set_attributes({"baton.routing": decision.reason, "baton.prefix_tokens": decision.prefix_tokens})
+        route = self.local.place(route, order.admitted.prompt)
         for server in route.servers:
             server.breaker.chosen(now)
-        passage = Passage(order.accepted_at, prefill_instance=route.servers[0].instance_id, decode_instance=route.servers[-1].instance_id)
+        passage = self._passage(order, route, follows)
         log = order.log if number == 1 else order.log.bind(attempt=number)
         return self.rooms.open(
             lambda room, on_closed: LiveRoom(
@@ -66,10 +70,24 @@ class Dispatcher:
                 max_buffered=self.max_buffered_tokens,
                 log=log.bind(room=room, routing=decision.reason),
                 span=order.span,
-                on_closed=on_closed,
+                on_closed=lambda closed: self._closed(closed, on_closed),
             ),
             again=number > 1,
         )
+
+    def _passage(self, order: Order, route: Route, follows: Passage | None) -> Passage:
+        servers = route.servers
+        alone = len(servers) == 1 and servers[0].leg is Leg.DECODE
+        passage = Passage(order.accepted_at, servers[0].instance_id, servers[-1].instance_id, prefilled_on_decode=alone)
+        if alone:
+            self.rooms.counters["prefilled_on_decode"] += 1
+        if follows is not None:
+            passage.follows(follows)
+        return passage
+
+    def _closed(self, room: LiveRoom, tell: Callable[[LiveRoom], None]) -> None:
+        self.local.note(room.machine, room.passage)
+        tell(room)
 
     def _starts(self, room: int, order: Order, route: Route) -> list[tuple[Worker, worker_pb2.Start]]:
         common = worker_pb2.Start(
@@ -97,6 +115,9 @@ def _with_leg(common: worker_pb2.Start, server: Worker, route: Route) -> worker_
     start.CopyFrom(common)
     if server.leg is Leg.PLAIN:
         start.plain.SetInParent()
+        return start
+    if len(route.servers) == 1:
+        start.local.SetInParent()
         return start
     prefill, decode = route.servers
     assert prefill.info is not None

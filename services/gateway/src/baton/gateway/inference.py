@@ -23,6 +23,7 @@ from baton.gateway.fleet import Fleet
 from baton.gateway.live_room import SETTLE_S, LiveRoom
 from baton.gateway.report import room_report
 from baton.gateway.requests import MAX_REQUEST_ID_CHARS, InferenceRequest, TokenPrompt
+from baton.gateway.retry import RetryPolicy
 from baton.gateway.sampling import check_ranges
 from baton.gateway.tokenizer import PromptTokenizer
 from baton.servicekit import get_logger, inject_traceparent
@@ -106,7 +107,8 @@ class Answer:
         room = self._attempts.room
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(room.settled.wait(), SETTLE_S + 1.0)
-        return room_report(room.room, room.machine, room.passage, self.usage, time.monotonic(), self._attempts.failed)
+        attempts = self._attempts
+        return room_report(room.room, room.machine, room.passage, self.usage, time.monotonic(), attempts.failed, attempts.num_recomputed)
 
 
 class Inference:
@@ -120,7 +122,7 @@ class Inference:
         fleet: Fleet,
         dispatcher: Dispatcher,
         request_timeout_s: float,
-        retries: int,
+        retry_policy: RetryPolicy,
         tracer: trace.Tracer,
     ) -> None:
         self.model_name = model_name
@@ -128,7 +130,7 @@ class Inference:
         self.fleet = fleet
         self._dispatcher = dispatcher
         self._request_timeout_s = request_timeout_s
-        self._retries = retries
+        self._retry_policy = retry_policy
         self._tracer = tracer
 
     def models(self) -> list[inference_pb2.Model]:
@@ -197,7 +199,7 @@ class Inference:
             log=request_log,
             span=span,
         )
-        attempts = Attempts(order, self._dispatcher, self.fleet, self._retries)
+        attempts = Attempts(order, self._dispatcher, self.fleet, self._retry_policy)
         span.set_attributes({"baton.room": str(attempts.room.room), "baton.request_id": request_id, "baton.prompt_tokens": len(prompt)})
         sampling = admitted.sampling
         text = AnswerText(self.tokenizer.decode, admitted.stop, sampling.stop_token_ids, sampling.min_tokens)
@@ -227,6 +229,8 @@ class Inference:
                 mean_itl_ms=round(passage.mean_itl_ms, 3),
                 attempts=attempts.count,
                 retried=[attempt.why() for attempt in attempts.failed],
+                recomputed_tokens=attempts.num_recomputed,
+                prefilled_on_decode=passage.prefilled_on_decode,
             )
         if attempts.failed:
             span.set_attributes({"baton.room": str(room.room), "baton.attempts": attempts.count})

@@ -5,16 +5,18 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 
 import grpc
 from opentelemetry.trace import Span
 from structlog.stdlib import BoundLogger
 
+from baton.gateway.continuation import ended_by
 from baton.gateway.errors import GatewayError
 from baton.gateway.report import Passage
-from baton.gateway.retry import is_chargeable
+from baton.gateway.retry import is_chargeable, is_retryable
 from baton.gateway.room import Event, Room, State, Verdict
+from baton.gateway.room_clock import RoomClock, Timeouts
+from baton.gateway.room_failures import FailureScribe
 from baton.gateway.tokens import TokenConflictError, TokenMerge, TokenStream
 from baton.gateway.worker import ORIGINS, Leg, Worker
 from baton.wire.status import code_number, origin_name, stage_name, status_code
@@ -30,27 +32,14 @@ _EVENTS: dict[Leg, dict[str, Event]] = {
         "transfer_started": Event.TRANSFER_STARTED,
         "transferred": Event.TRANSFERRED,
     },
-    Leg.DECODE: {"reserved": Event.RESERVED, "kv_ready": Event.KV_READY, "finished": Event.FINISHED},
+    Leg.DECODE: {
+        "reserved": Event.RESERVED,
+        "prefill_started": Event.PREFILL_STARTED,
+        "kv_ready": Event.KV_READY,
+        "finished": Event.FINISHED,
+    },
     Leg.PLAIN: {"prefill_started": Event.PREFILL_STARTED, "finished": Event.FINISHED},
 }
-
-
-@dataclass(frozen=True, slots=True)
-class Timeouts:
-    """Seconds that a room may spend in each state."""
-
-    bootstrap_s: float
-    waiting_s: float
-    transfer_s: float
-
-    def of(self, state: State) -> tuple[str, float] | None:
-        """(name, seconds); None: only the request's deadline counts."""
-        names = {
-            State.BOOTSTRAPPING: ("bootstrap_timeout", self.bootstrap_s),
-            State.WAITING: ("waiting_timeout", self.waiting_s),
-            State.TRANSFERRING: ("transfer_timeout", self.transfer_s),
-        }
-        return names.get(state)
 
 
 class LiveRoom:
@@ -70,9 +59,8 @@ class LiveRoom:
         on_closed: Callable[[LiveRoom], None],
     ) -> None:
         """deadline: time.monotonic(), seconds."""
-        now = time.monotonic()
         self.room = room
-        self.machine = Room.split(now) if len(starts) == 2 else Room.plain(now)
+        self.machine = _machine(starts)
         self.passage = passage
         self.stream = TokenStream(max_buffered)
         self.failure: common_pb2.Failure | None = None
@@ -83,12 +71,11 @@ class LiveRoom:
         self.num_repeated_events = 0
         self._starts = starts
         self._legs: dict[Leg, Worker] = {}
-        self._merge = TokenMerge(starts[0][1].sampling.max_tokens)
+        self._sampling = starts[0][1].sampling
+        self._merge = TokenMerge(self._sampling.max_tokens)
         self._finished: worker_pb2.Finished | None = None
-        self._timeouts = timeouts
-        self._deadline = deadline
-        self._state_timer: asyncio.TimerHandle | None = None
-        self._deadline_timer: asyncio.TimerHandle | None = None
+        self._scribe = FailureScribe(self.machine, passage.accepted_at, deadline)
+        self._clock = RoomClock(timeouts, deadline, on_state_timeout=self._on_state_timeout, on_deadline=self._on_deadline)
         self._log = log
         self._span = span
         self._on_closed = on_closed
@@ -98,10 +85,7 @@ class LiveRoom:
 
     def begin(self) -> None:
         """Sends both starts at once. A worker that cannot take its own fails the room like any other failure."""
-        loop = asyncio.get_running_loop()
-        if self._deadline is not None:
-            self._deadline_timer = loop.call_later(max(0.0, self._deadline - time.monotonic()), self._on_deadline)
-        self._arm()
+        self._clock.start(self.machine.state)
         for worker, start in self._starts:
             if self.failure is not None:
                 break
@@ -136,23 +120,23 @@ class LiveRoom:
         try:
             following = self._merge.add(index, token)
         except TokenConflictError as error:
-            self._fail(self._failure(grpc.StatusCode.INTERNAL, common_pb2.ORIGIN_TRANSFER, "token_conflict", str(error)), None)
+            self._fail(self._scribe.make(grpc.StatusCode.INTERNAL, common_pb2.ORIGIN_TRANSFER, "token_conflict", str(error)), None)
             return
         if not following:
             return
-        if self.passage.num_tokens == 0:
+        if self._merge.num_delivered == len(following):
             self._apply(Event.FIRST_TOKEN)
         self.passage.token(time.monotonic(), len(following))
         if not self.stream.push(following):
             text = "the client reads more slowly than the answer is made: more tokens wait for it than --max-buffered-tokens allows"
-            self._fail(self._failure(grpc.StatusCode.RESOURCE_EXHAUSTED, common_pb2.ORIGIN_CLIENT, "slow_reader", text), None)
+            self._fail(self._scribe.make(grpc.StatusCode.RESOURCE_EXHAUSTED, common_pb2.ORIGIN_CLIENT, "slow_reader", text), None)
             return
         self._check_complete()
 
     def on_event(self, leg: Leg, event: worker_pb2.RoomEvent) -> None:
         kind = event.WhichOneof("event") or "nothing"
         if kind == "failed":
-            failure = self._with_author(event.failed, leg)
+            failure = self._scribe.of_worker(event.failed, leg)
             self._charge(leg, failure)
             self._leg_failed(leg, failure)
             return
@@ -169,12 +153,17 @@ class LiveRoom:
         self._check_complete()
 
     def on_lost(self, leg: Leg, failure: common_pb2.Failure) -> None:
-        self._leg_failed(leg, self._with_author(failure, leg))
+        self._leg_failed(leg, self._scribe.of_worker(failure, leg))
 
     def on_silent(self, leg: Leg, failure: common_pb2.Failure) -> None:
-        whole = self._with_author(failure, leg)
-        if not self._answered and self.failure is None and self.may_leave is not None and self.may_leave(whole):
+        whole = self._scribe.of_worker(failure, leg)
+        if not self._answered and self.failure is None and self.may_leave is not None and self.may_leave(whole) and not self._only_unsaid():
             self._fail(whole, None)
+
+    @property
+    def servers(self) -> tuple[Worker, ...]:
+        """Prefill first."""
+        return tuple(worker for worker, _ in self._starts)
 
     # --- inside ---------------------------------------------------------------------------------------------------------------
 
@@ -207,29 +196,18 @@ class LiveRoom:
 
     def _moved(self, before: State) -> None:
         state = self.machine.state
-        self._log.info("room", state=state.name, before=before.name, at_ms=self._elapsed_ms())
+        self._log.info("room", state=state.name, before=before.name, at_ms=self._scribe.elapsed_ms)
         self._span.add_event(state.name)
-        self._arm()
-
-    def _arm(self) -> None:
-        """One timer for the state, replaced when the state changes."""
-        if self._state_timer is not None:
-            self._state_timer.cancel()
-            self._state_timer = None
-        limit = self._timeouts.of(self.machine.state)
-        if limit is not None:
-            self._state_timer = asyncio.get_running_loop().call_later(limit[1], self._on_state_timeout, *limit)
+        self._clock.enter(state)
 
     def _on_state_timeout(self, name: str, allowed_s: float) -> None:
         state = self.machine.state
         text = f"the room stayed in {state.name} for {allowed_s:g} s, which --{name.replace('_', '-')}-s allows; {self._progress()}"
-        self._fail(self._failure(grpc.StatusCode.DEADLINE_EXCEEDED, common_pb2.ORIGIN_GATEWAY, name, text, allowed_s), None)
+        self._fail(self._scribe.make(grpc.StatusCode.DEADLINE_EXCEEDED, common_pb2.ORIGIN_GATEWAY, name, text, allowed_s), None)
 
     def _on_deadline(self) -> None:
-        assert self._deadline is not None
-        allowed_s = self._deadline - self.passage.accepted_at
-        text = f"the request's deadline of {allowed_s:.3f} s has passed; {self._progress()}"
-        self._fail(self._failure(grpc.StatusCode.DEADLINE_EXCEEDED, common_pb2.ORIGIN_GATEWAY, "deadline", text, allowed_s), None)
+        text = f"the request's deadline of {self._scribe.allowed_s:.3f} s has passed; {self._progress()}"
+        self._fail(self._scribe.make(grpc.StatusCode.DEADLINE_EXCEEDED, common_pb2.ORIGIN_GATEWAY, "deadline", text), None)
 
     def _progress(self) -> str:
         seen = ", ".join(event.value for event in self.machine.milestones) or "nothing"
@@ -243,7 +221,20 @@ class LiveRoom:
             self._log.info("leg ended late", leg=leg.value, cause=failure.cause)
             self._leg_over(leg)
             return
+        if is_retryable(failure) and self._only_unsaid():
+            self._log.info("leg ended before it said that the answer is complete", leg=leg.value, cause=failure.cause)
+            self._leg_over(leg)
+            return
         self._fail(failure, leg)
+
+    def _only_unsaid(self) -> bool:
+        """Whether every token of the answer is here and only the word of it is missing. If so, the room is complete from now on."""
+        reason = ended_by(self._sampling, self._merge.tokens)
+        if reason is None:
+            return False
+        self._apply(Event.ANSWERED)
+        self._complete(reason)
+        return True
 
     def _leg_over(self, leg: Leg) -> None:
         worker = self._legs.pop(leg, None)
@@ -262,17 +253,16 @@ class LiveRoom:
         elif Leg.PREFILL not in self._legs or missing > self._merge.num_early + 1:
             text = f"the answer has {self._finished.completion_tokens} tokens, {missing} of them never came"
             origin = common_pb2.ORIGIN_PREFILL if self._merge.num_delivered == 0 and len(self._starts) == 2 else common_pb2.ORIGIN_DECODE
-            self._fail(self._failure(grpc.StatusCode.INTERNAL, origin, "tokens_lost", text), None)
+            self._fail(self._scribe.make(grpc.StatusCode.INTERNAL, origin, "tokens_lost", text), None)
 
     def _complete(self, reason: common_pb2.FinishReason.ValueType) -> None:
         self._answered = True
         self.passage.ended_at = time.monotonic()
         self.stream.end(reason)
-        self._cancel_timers()
         if not self._legs:
             self._close()
             return
-        self._state_timer = asyncio.get_running_loop().call_later(SETTLE_S, self._on_unsettled)
+        self._clock.after(SETTLE_S, self._on_unsettled)
 
     def _on_unsettled(self) -> None:
         text = f"the answer is complete, this leg has not ended within {SETTLE_S:g} s"
@@ -283,12 +273,12 @@ class LiveRoom:
         """The first failure ends the room: the client is told, the other leg is aborted."""
         if self._answered or self.failure is not None:
             return
-        failure = self._with_place(failure)
+        failure = self._scribe.placed(failure)
         self.failure = failure
         before = self.machine.state
         moved = self.machine.fail(failure, time.monotonic()) is Verdict.MOVED
         self.passage.ended_at = time.monotonic()
-        self._cancel_timers()
+        self._clock.stop()
         level = "info" if failure.origin == common_pb2.ORIGIN_CLIENT else "warning"
         getattr(self._log, level)(
             "room failed",
@@ -313,51 +303,21 @@ class LiveRoom:
             self.on_failed()
 
     def _end_legs(self, failure: common_pb2.Failure) -> None:
-        told = common_pb2.Failure()
-        told.CopyFrom(failure)
-        told.origin = failure.origin or common_pb2.ORIGIN_GATEWAY
+        told = self._scribe.placed(failure)
         legs, self._legs = self._legs, {}
         for worker in legs.values():
             worker.abort(self.room, told)
         self._close()
 
     def _close(self) -> None:
-        self._cancel_timers()
+        self._clock.stop()
         if not self.settled.is_set():
             self.settled.set()
             self._on_closed(self)
 
-    def _cancel_timers(self) -> None:
-        for timer in (self._state_timer, self._deadline_timer):
-            if timer is not None:
-                timer.cancel()
-        self._state_timer = self._deadline_timer = None
 
-    def _elapsed_ms(self) -> float:
-        return round((time.monotonic() - self.passage.accepted_at) * 1e3, 3)
-
-    def _failure(
-        self, code: grpc.StatusCode, origin: common_pb2.Origin.ValueType, cause: str, message: str, allowed_s: float = 0.0
-    ) -> common_pb2.Failure:
-        return common_pb2.Failure(
-            code=code_number(code),
-            origin=origin,
-            stage=self.machine.state.value,
-            cause=cause,
-            message=message,
-            elapsed_ms=round(self._elapsed_ms()),
-            allowed_ms=round(allowed_s * 1e3),
-        )
-
-    def _with_place(self, failure: common_pb2.Failure) -> common_pb2.Failure:
-        """A failure with the stage and the time, where whoever made it did not know the room."""
-        whole = common_pb2.Failure(stage=self.machine.state.value, elapsed_ms=round(self._elapsed_ms()))
-        whole.MergeFrom(failure)
-        return whole
-
-    def _with_author(self, failure: common_pb2.Failure, leg: Leg) -> common_pb2.Failure:
-        """A worker's failure with what it did not say: by whom, when. The stage is the room's: a worker sees only its half of it."""
-        whole = self._failure(grpc.StatusCode.UNKNOWN, ORIGINS[leg], "unknown", "")
-        whole.MergeFrom(failure)
-        whole.stage = self.machine.state.value
-        return whole
+def _machine(starts: Sequence[tuple[Worker, worker_pb2.Start]]) -> Room:
+    now = time.monotonic()
+    if len(starts) == 2:
+        return Room.split(now)
+    return Room.local(now) if starts[0][0].leg is Leg.DECODE else Room.plain(now)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from baton.gateway.retry import FailedAttempt
 from baton.gateway.room import Room
@@ -12,7 +12,10 @@ from baton.wire.v1 import inference_pb2
 
 @dataclass(slots=True)
 class Passage:
-    """What is noted of one request on its way. Times are the gateway's monotonic clock, in seconds."""
+    """What is noted of one request on its way through a room. Times are the gateway's monotonic clock, in seconds.
+
+    num_tokens: of the whole answer, those that came in earlier rooms included.
+    """
 
     accepted_at: float
     prefill_instance: str = ""
@@ -23,7 +26,13 @@ class Passage:
     digest_checked: bool = False
     exposed_ms: float = 0.0
     ended_at: float | None = None
-    num_tokens: int = field(default=0)
+    num_tokens: int = 0
+    #: Decode computes the prompt itself.
+    prefilled_on_decode: bool = False
+
+    def follows(self, earlier: Passage) -> None:
+        """This room goes on with the answer that was begun in another one: the client's tokens count from there."""
+        self.first_token_at, self.last_token_at, self.num_tokens = earlier.first_token_at, earlier.last_token_at, earlier.num_tokens
 
     def token(self, at: float, num_tokens: int) -> None:
         """`num_tokens` more have come."""
@@ -50,9 +59,18 @@ class Passage:
 
 
 def room_report(
-    room: int, machine: Room, passage: Passage, usage: inference_pb2.Usage, now: float, failed: Sequence[FailedAttempt] = ()
+    room: int,
+    machine: Room,
+    passage: Passage,
+    usage: inference_pb2.Usage,
+    now: float,
+    failed: Sequence[FailedAttempt] = (),
+    num_recomputed: int = 0,
 ) -> inference_pb2.RoomReport:
-    """All times in milliseconds since the gateway accepted the request. `failed`: the request's rooms before this one."""
+    """All times in milliseconds since the gateway accepted the request.
+
+    failed: the request's rooms before this one. num_recomputed: tokens that the rooms after the first one were given to compute again.
+    """
     end = now if passage.ended_at is None else passage.ended_at
     report = inference_pb2.RoomReport(
         room=room,
@@ -66,10 +84,9 @@ def room_report(
         mean_itl_ms=passage.mean_itl_ms,
         total_ms=(end - passage.accepted_at) * 1e3,
         usage=usage,
-        failed_attempts=[
-            inference_pb2.FailedAttempt(room=one.room, prefill_instance=one.servers[0], decode_instance=one.servers[-1], failure=one.failure)
-            for one in failed
-        ],
+        failed_attempts=[_attempt(one) for one in failed],
+        prefilled_on_decode=passage.prefilled_on_decode,
+        recomputed_tokens=num_recomputed,
     )
     if passage.transfer is not None:
         report.transfer.CopyFrom(passage.transfer)
@@ -77,3 +94,14 @@ def room_report(
         report.transfer.digest_checked = passage.digest_checked
         report.transfer.exposed_ms = passage.exposed_ms or passage.transfer.exposed_ms
     return report
+
+
+def _attempt(one: FailedAttempt) -> inference_pb2.FailedAttempt:
+    return inference_pb2.FailedAttempt(
+        room=one.room,
+        prefill_instance=one.servers[0],
+        decode_instance=one.servers[-1],
+        failure=one.failure,
+        tokens_sent=one.tokens_sent,
+        prefilled_on_decode=one.prefilled_on_decode,
+    )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 
 from baton.gateway.errors import RoomFailedError
 from baton.wire.v1 import common_pb2
@@ -23,6 +24,11 @@ class TokenMerge:
         self._tokens: list[int] = []
         self._early: dict[int, int] = {}
         self.num_repeated = 0
+
+    @property
+    def tokens(self) -> Sequence[int]:
+        """Those that were delivered."""
+        return self._tokens
 
     @property
     def num_delivered(self) -> int:

@@ -260,10 +260,13 @@ class Worker:
         self.heard_at = at
         self.silent = False
 
-    def fell_silent(self, age_s: float) -> None:
-        """It has given no sign of life for `age_s`: requests are sent elsewhere, and rooms that can still leave it do."""
+    def is_silent(self, age_s: float) -> None:
+        """It has given no sign of life for `age_s`: requests are sent elsewhere, and rooms that can still leave it do.
+
+        To be said again while it lasts: a room that had nowhere to go may have somewhere now.
+        """
+        self.counters["silences"] += not self.silent
         self.silent = True
-        self.counters["silences"] += 1
         failure = self._failure("silent", f"{self.name} has given no sign of life for {age_s:.1f} s")
         for held in list(self._rooms.values()):
             held.sink.on_silent(self.leg, failure)

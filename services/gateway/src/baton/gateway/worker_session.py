@@ -108,9 +108,10 @@ class WorkerSession:
                 if now - before > 2 * interval_s:
                     counted_from = now
                 age_s = now - max(worker.heard_at, counted_from)
-                if age_s > self._silence_limit_s and not worker.silent:
-                    self._log.warning("worker silent", worker=worker.instance_id, silent_s=round(age_s, 3), rooms=worker.num_rooms)
-                    worker.fell_silent(age_s)
+                if age_s > self._silence_limit_s:
+                    if not worker.silent:
+                        self._log.warning("worker silent", worker=worker.instance_id, silent_s=round(age_s, 3), rooms=worker.num_rooms)
+                    worker.is_silent(age_s)
                 if age_s >= interval_s and (asking is None or asking.done()):
                     asking = asyncio.create_task(self._ask(stub), name=f"question to {worker.address}")
         finally:

@@ -1,0 +1,59 @@
+"""What a failure says of itself: whoever makes one knows why; who ended which room, where, after how long and of how much is filled in here."""
+
+from __future__ import annotations
+
+import time
+
+import grpc
+
+from baton.gateway.room import Room
+from baton.gateway.worker import ORIGINS, Leg
+from baton.wire.status import code_number
+from baton.wire.v1 import common_pb2
+
+
+class FailureScribe:
+    """Of one room. Times count from the request's acceptance; where no tighter limit was broken, what is allowed is the request's whole time."""
+
+    def __init__(self, machine: Room, accepted_at: float, deadline: float | None) -> None:
+        """accepted_at, deadline: time.monotonic(), seconds."""
+        self._machine = machine
+        self._accepted_at = accepted_at
+        self._allowed_s = 0.0 if deadline is None else deadline - accepted_at
+
+    @property
+    def allowed_s(self) -> float:
+        """The request's whole time; 0: no limit."""
+        return self._allowed_s
+
+    @property
+    def elapsed_ms(self) -> float:
+        return round((time.monotonic() - self._accepted_at) * 1e3, 3)
+
+    def make(
+        self, code: grpc.StatusCode, origin: common_pb2.Origin.ValueType, cause: str, message: str, allowed_s: float | None = None
+    ) -> common_pb2.Failure:
+        """One that the gateway itself decides on."""
+        return self.placed(
+            common_pb2.Failure(
+                code=code_number(code), origin=origin, cause=cause, message=message, allowed_ms=0 if allowed_s is None else round(allowed_s * 1e3)
+            )
+        )
+
+    def placed(self, failure: common_pb2.Failure) -> common_pb2.Failure:
+        """With stage and times, where whoever made it did not know the room."""
+        whole = common_pb2.Failure(
+            origin=common_pb2.ORIGIN_GATEWAY,
+            stage=self._machine.state.value,
+            elapsed_ms=round(self.elapsed_ms),
+            allowed_ms=round(self._allowed_s * 1e3),
+        )
+        whole.MergeFrom(failure)
+        return whole
+
+    def of_worker(self, failure: common_pb2.Failure, leg: Leg) -> common_pb2.Failure:
+        """A worker's, with what it did not say. The stage is the room's: a worker sees only its half of it."""
+        whole = self.make(grpc.StatusCode.UNKNOWN, ORIGINS[leg], "unknown", "")
+        whole.MergeFrom(failure)
+        whole.stage = self._machine.state.value
+        return whole
