@@ -19,6 +19,8 @@ from gateway_model import make_model_folder
 
 # How long one example takes says nothing on a machine that is shared.
 settings.register_profile("gateway", deadline=None)
+# pytest --hypothesis-profile=long services/gateway/tests/test_gateway_fuzz.py services/gateway/tests/test_gateway_openapi.py
+settings.register_profile("long", deadline=None, max_examples=5000)
 settings.load_profile("gateway")
 
 

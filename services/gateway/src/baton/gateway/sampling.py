@@ -15,6 +15,9 @@ MAX_STOP_STRINGS = 16
 MAX_STOP_CHARS = 256
 MAX_STOP_TOKEN_IDS = 64
 
+#: Numbers up to this one are 0 as the 32-bit number that servers compute with.
+LEAST_TOP_P = 2.0**-150
+
 
 def check_ranges(options: SamplingOptions, vocab_size: int) -> None:
     """Everything that does not depend on the prompt. Raises OutOfRangeError, StopListError."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from importlib.metadata import version
 from typing import Any
 
 from starlette.applications import Starlette
@@ -16,6 +17,7 @@ from starlette.routing import Route
 from baton.gateway.errors import GatewayError
 from baton.gateway.http.body import read_json_object
 from baton.gateway.http.errors import error_response, json_response
+from baton.gateway.http.openapi import Limits, describe
 from baton.gateway.http.parse import ParsedBody, parse_chat, parse_completion
 from baton.gateway.http.responses import StreamedAnswer, WholeAnswer
 from baton.gateway.http.shapes import ChatShape, CompletionShape, Shape
@@ -43,6 +45,7 @@ class OpenAIFront:
                 Route("/v1/models/{model:path}", self.model, methods=["GET"]),
                 Route("/health", self.health, methods=["GET"]),
                 Route("/ready", self.ready, methods=["GET"]),
+                Route("/openapi.json", self.openapi, methods=["GET"]),
             ],
             exception_handlers={HTTPException: _http_error, Exception: _internal_error},
         )
@@ -88,6 +91,11 @@ class OpenAIFront:
             "rooms": len(self.rooms),
         }
         return json_response(body, 200 if ready else 503)
+
+    async def openapi(self, request: Request) -> Response:
+        """What this front takes and gives, with the limits that hold now."""
+        model = self.inference.models()[0]
+        return json_response(describe(Limits(model.id, model.vocab_size, model.max_model_len, self.max_body_bytes), version("baton-gateway")))
 
     async def _answer(self, request: Request, parse: Callable[[dict[str, Any]], ParsedBody], shape: type[Shape], prefix: str) -> Response:
         accepted_at = time.monotonic()

@@ -12,10 +12,10 @@ from baton.gateway.requests import ChatPrompt, Prompt, SamplingOptions, TextProm
 #: OpenAI's own default for /v1/completions; a chat's is what is left of the context.
 DEFAULT_COMPLETION_TOKENS = 16
 
-_CHAT_ROLES = ("system", "developer", "user", "assistant", "tool")
+CHAT_ROLES = ("system", "developer", "user", "assistant", "tool")
 
 #: Hints that no answer depends on.
-_HINTS = ("user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key", "prompt_cache_retention")
+HINTS = ("user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key", "prompt_cache_retention")
 
 _LATER = "leave it out"
 
@@ -72,7 +72,7 @@ def _finish(fields: Fields, prompt: Prompt, limit_name: str, limit: int | None) 
     for penalty in ("presence_penalty", "frequency_penalty"):
         fields.only(penalty, (0, 0.0), _LATER)
     fields.only("logit_bias", ({},), _LATER)
-    for hint in _HINTS:
+    for hint in HINTS:
         fields.raw(hint)
     fields.refuse_rest()
     return ParsedBody(model, prompt, sampling, stream, include_usage, request_id)
@@ -147,8 +147,8 @@ def _message(value: Any, path: str) -> dict[str, Any]:
         raise WrongTypeError(path, f"{path}={shown(value)} must be an object with role and content")
     fields = Fields(value, path)
     role = fields.required("role", fields.text("role"))
-    if role not in _CHAT_ROLES:
-        raise WrongTypeError(f"{path}.role", f"{path}.role={shown(role)} is none of {', '.join(_CHAT_ROLES)}")
+    if role not in CHAT_ROLES:
+        raise WrongTypeError(f"{path}.role", f"{path}.role={shown(role)} is none of {', '.join(CHAT_ROLES)}")
     message = {"role": role, "content": _content(fields.required("content", fields.raw("content")), f"{path}.content")}
     name = fields.text("name")
     if name is not None:

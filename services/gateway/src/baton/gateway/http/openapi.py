@@ -1,0 +1,297 @@
+"""The HTTP front's own description, OpenAPI 3.1: paths, bodies with every limit, answers, errors. Pure; a test holds the front to it.
+
+What a schema cannot say is said in words: prompt and answer together against the context, min_tokens against max_tokens, and two names of one limit.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from baton.gateway.http.parse import CHAT_ROLES, DEFAULT_COMPLETION_TOKENS, HINTS
+from baton.gateway.requests import MAX_REQUEST_ID_CHARS
+from baton.gateway.sampling import LEAST_TOP_P, MAX_STOP_CHARS, MAX_STOP_STRINGS, MAX_STOP_TOKEN_IDS
+
+Schema = dict[str, Any]
+
+_JSON, _EVENTS = "application/json", "text/event-stream"
+_ERROR = {"$ref": "#/components/schemas/Error"}
+
+#: What may go wrong with a request for an answer, by status.
+_PROBLEMS = {
+    400: "The body cannot be read, or a field is missing, of a wrong type, out of its range or not supported; `param` names it.",
+    401: "A key is asked for here, and there is none or one that is not known.",
+    403: "This key may not do that.",
+    404: "`model` is not served here.",
+    413: "The body has more bytes than the limit; the connection is closed.",
+    429: "Too much is open already; `Retry-After` says when to come again.",
+    500: "The gateway or a server failed.",
+    503: "No server can take it now, or a server was lost; `Retry-After` says when to come again.",
+    504: "The request's deadline, or the time that a room may spend in one state, has passed.",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What is true of this gateway now. context_tokens: 0 while no server has said it."""
+
+    model: str
+    vocab_size: int
+    context_tokens: int
+    max_body_bytes: int
+
+
+def describe(limits: Limits, version: str) -> Schema:
+    """The whole document."""
+    return {
+        "openapi": "3.1.0",
+        "info": {
+            "title": "Baton",
+            "version": version,
+            "summary": "OpenAI-compatible chat and completion over prefill and decode servers.",
+            "description": f"Every field that changes an answer is taken or refused, never ignored; null counts as not given. A body has at most "
+            f"{limits.max_body_bytes} bytes of UTF-8. Prompt and answer together have at most {limits.context_tokens} tokens.",
+            "license": {"name": "Apache-2.0", "identifier": "Apache-2.0"},
+        },
+        "paths": {
+            "/v1/chat/completions": {"post": _answering("chat", "Answers a conversation.", "ChatRequest", "ChatCompletion")},
+            "/v1/completions": {"post": _answering("completions", "Continues a prompt.", "CompletionRequest", "Completion")},
+            "/v1/models": {"get": _reading("models", "What is served.", "ModelList", (401, 403))},
+            "/v1/models/{model}": {"get": _reading("model", "One model.", "Model", (401, 403, 404), [_model_parameter(limits)])},
+            "/health": {"get": _reading("health", "Whether this process lives.", "Health")},
+            "/ready": {"get": _readiness()},
+            "/openapi.json": {"get": _reading("openapi", "This document.", "Document")},
+        },
+        "components": {"schemas": _schemas(limits), "securitySchemes": {"key": {"type": "http", "scheme": "bearer"}}},
+        "security": [{}, {"key": []}],
+    }
+
+
+# --- paths ------------------------------------------------------------------------------------------------------------------------
+
+
+def _answering(name: str, summary: str, body: str, answer: str) -> Schema:
+    good = {
+        "description": f"The answer: one {answer}, or with `stream` server-sent events of chunks, the last of which is `data: [DONE]`. A stream that "
+        "fails after it has begun ends with an event that holds an Error.",
+        "headers": {"x-request-id": {"description": "The request's id in logs and traces.", "schema": {"type": "string"}}},
+        "content": {_JSON: {"schema": _ref(answer)}, _EVENTS: {}},
+    }
+    return {
+        "operationId": name,
+        "summary": summary,
+        "parameters": [
+            {
+                "name": "x-request-id",
+                "in": "header",
+                "description": "As the body's `request_id`, which wins.",
+                "schema": {"type": "string", "maxLength": MAX_REQUEST_ID_CHARS, "pattern": "^[ -~]*$"},
+            }
+        ],
+        "requestBody": {"required": True, "content": {_JSON: {"schema": _ref(body)}}},
+        "responses": {"200": good} | {str(status): _problem(text) for status, text in _PROBLEMS.items()},
+    }
+
+
+def _reading(name: str, summary: str, answer: str, problems: tuple[int, ...] = (), parameters: list[Schema] | None = None) -> Schema:
+    responses = {"200": {"description": summary, "content": {_JSON: {"schema": _ref(answer)}}}}
+    responses |= {str(status): _problem(_PROBLEMS[status]) for status in problems}
+    return {"operationId": name, "summary": summary, "responses": responses} | ({"parameters": parameters} if parameters else {})
+
+
+def _readiness() -> Schema:
+    content = {_JSON: {"schema": _ref("Readiness")}}
+    return {
+        "operationId": "ready",
+        "summary": "Whether a request sent now would be taken; if not, why, for whoever may know.",
+        "responses": {"200": {"description": "It would.", "content": content}, "503": {"description": "It would not.", "content": content}},
+    }
+
+
+def _model_parameter(limits: Limits) -> Schema:
+    return {"name": "model", "in": "path", "required": True, "schema": {"type": "string", "minLength": 1}, "example": limits.model}
+
+
+def _problem(text: str) -> Schema:
+    return {"description": text, "content": {_JSON: {"schema": _ERROR}}}
+
+
+def _ref(name: str) -> Schema:
+    return {"$ref": f"#/components/schemas/{name}"}
+
+
+# --- bodies that are sent ---------------------------------------------------------------------------------------------------------
+
+
+def _schemas(limits: Limits) -> Schema:
+    return {
+        "ChatRequest": _chat_request(limits),
+        "CompletionRequest": _completion_request(limits),
+        "Message": _message(),
+        **_answers(),
+    }
+
+
+def _chat_request(limits: Limits) -> Schema:
+    own = {
+        "messages": {"type": "array", "minItems": 1, "items": _ref("Message")},
+        "max_completion_tokens": _answer_limit(limits, "OpenAI's newer name of max_tokens; if both are given they must be equal."),
+        "max_tokens": _answer_limit(limits, "Default: what is left of the context."),
+        "n": _only(1),
+        "logprobs": _only(False),
+        "top_logprobs": _only(0),
+        "tools": _empty("array"),
+        "tool_choice": _only("none", "auto"),
+        "parallel_tool_calls": _maybe("boolean"),
+        "response_format": _only({"type": "text"}),
+        "modalities": _only(["text"]),
+    }
+    return _request(own, "messages", limits)
+
+
+def _completion_request(limits: Limits) -> Schema:
+    token_ids = {"type": "array", "minItems": 1, "items": _token(limits)}
+    text = {"type": "string", "minLength": 1}
+    own = {
+        "prompt": {
+            "description": "Text, token ids, or a list of one of these.",
+            "anyOf": [text, token_ids, {"type": "array", "minItems": 1, "maxItems": 1, "items": {"anyOf": [text, token_ids]}}],
+        },
+        "max_tokens": _answer_limit(limits, f"Default: {DEFAULT_COMPLETION_TOKENS}."),
+        "n": _only(1),
+        "best_of": _only(1),
+        "logprobs": _only(),
+        "echo": _only(False),
+        "suffix": _only(""),
+    }
+    return _request(own, "prompt", limits)
+
+
+def _request(own: Schema, prompt: str, limits: Limits) -> Schema:
+    properties = {"model": {"type": "string", "const": limits.model}} | own | _sampling(limits) | _common()
+    return {
+        "type": "object",
+        "required": ["model", prompt],
+        "properties": properties,
+        "additionalProperties": False,
+        "if": {"required": ["stream_options"], "properties": {"stream_options": {"type": "object"}}},
+        "then": {"required": ["stream"], "properties": {"stream": {"const": True}}},
+    }
+
+
+def _sampling(limits: Limits) -> Schema:
+    stop_string = {"type": "string", "minLength": 1, "maxLength": MAX_STOP_CHARS}
+    return {
+        "temperature": _maybe("number", minimum=0, maximum=2, description="0 is greedy. Default 1."),
+        "top_p": _maybe("number", exclusiveMinimum=LEAST_TOP_P, maximum=1, description="Default 1. The least one is above 0 as a 32-bit number."),
+        "top_k": _maybe("integer", minimum=0, maximum=limits.vocab_size, description="Default 0: off."),
+        "min_p": _maybe("number", minimum=0, maximum=1, description="Default 0: off."),
+        "seed": _maybe("integer", minimum=-(2**63), maximum=2**64 - 1, description="Drawn when it is not given. Equal seeds, equal answers."),
+        "min_tokens": _maybe("integer", minimum=0, description="At most max_tokens. Default 0."),
+        "stop": {"anyOf": [stop_string, {"type": "array", "maxItems": MAX_STOP_STRINGS, "items": stop_string}, {"type": "null"}]},
+        "stop_token_ids": _maybe("array", maxItems=MAX_STOP_TOKEN_IDS, items=_token(limits)),
+        "ignore_eos": _maybe("boolean", description="Go on past the end-of-sequence token."),
+        "presence_penalty": _only(0),
+        "frequency_penalty": _only(0),
+        "logit_bias": _empty("object"),
+    }
+
+
+def _common() -> Schema:
+    options = {"include_usage": _maybe("boolean"), "include_obfuscation": _only(False)}
+    fields: Schema = {
+        "stream": _maybe("boolean", description="Answer with server-sent events."),
+        "stream_options": _maybe("object", properties=options, additionalProperties=False, description="Only with stream: true."),
+        "request_id": _maybe("string", maxLength=MAX_REQUEST_ID_CHARS, pattern="^[ -~]*$", description="For logs and traces."),
+    }
+    return fields | {hint: {"description": "A hint; no answer depends on it."} for hint in HINTS}
+
+
+def _message() -> Schema:
+    part = {"type": "object", "required": ["type", "text"], "properties": {"type": {"const": "text"}, "text": {"type": "string"}}}
+    properties = {
+        "role": {"type": "string", "enum": list(CHAT_ROLES)},
+        "content": {"anyOf": [{"type": "string"}, {"type": "array", "items": part, "description": "Parts of text, which are joined."}]},
+        "name": _maybe("string"),
+        "tool_calls": _empty("array"),
+        "annotations": _empty("array"),
+    } | {absent: _only() for absent in ("refusal", "audio", "function_call", "tool_call_id")}
+    return {"type": "object", "required": ["role", "content"], "properties": properties, "additionalProperties": False}
+
+
+def _answer_limit(limits: Limits, description: str) -> Schema:
+    text = f"{description} Together with the prompt at most {limits.context_tokens} tokens."
+    return _maybe("integer", minimum=1, maximum=max(1, limits.context_tokens - 1), description=text)
+
+
+def _token(limits: Limits) -> Schema:
+    return {"type": "integer", "minimum": 0, "maximum": limits.vocab_size - 1}
+
+
+def _maybe(kind: str, **more: Any) -> Schema:
+    return {"type": [kind, "null"]} | more
+
+
+def _only(*values: Any) -> Schema:
+    """A feature of other servers: only its idle values are taken."""
+    return {"enum": [*values, None]}
+
+
+def _empty(kind: str) -> Schema:
+    return _maybe(kind, **{"maxItems" if kind == "array" else "maxProperties": 0})
+
+
+# --- bodies that come back --------------------------------------------------------------------------------------------------------
+
+
+def _answers() -> Schema:
+    finish = {"type": ["string", "null"], "enum": ["stop", "length", None]}
+    count = {"type": "integer", "minimum": 0}
+    text = {"type": "string"}
+    said = _object(role={"const": "assistant"}, content=text, refusal={"type": "null"})
+    head = {"id": text, "created": count, "model": text, "usage": _ref("Usage")}
+    index = {"index": {"const": 0}, "logprobs": {"type": "null"}, "finish_reason": finish}
+    return {
+        "ChatCompletion": _object(object={"const": "chat.completion"}, choices=_one(_object(message=said, **index)), **head),
+        "Completion": _object(object={"const": "text_completion"}, choices=_one(_object(text=text, **index)), **head),
+        "Usage": _object(prompt_tokens=count, completion_tokens=count, total_tokens=count),
+        "ModelList": _object(object={"const": "list"}, data={"type": "array", "items": _ref("Model")}),
+        "Model": _object(id=text, object={"const": "model"}, created=count, owned_by=text, max_model_len=count),
+        "Health": _object(status={"const": "ok"}),
+        "Readiness": {"type": "object", "required": ["ready", "draining"], "properties": _readiness_fields(count)},
+        "Document": {"type": "object", "required": ["openapi", "info", "paths"]},
+        "Error": _object(error=_error()),
+    }
+
+
+def _readiness_fields(count: Schema) -> Schema:
+    flag = {"type": "boolean"}
+    problems = {"type": "array", "items": {"type": "string"}, "description": "Why servers that were named cannot be used now."}
+    paths = {"type": "array", "items": {"type": "object"}, "description": "Pairs that are connected, with the transport between them."}
+    return {"ready": flag, "draining": flag, "routes": count, "problems": problems, "paths": paths, "rooms": count}
+
+
+def _error() -> Schema:
+    """Of a room that failed also who ended it, and where."""
+    text = {"type": "string"}
+    always = {
+        "message": text,
+        "type": {"enum": ["invalid_request_error", "rate_limit_error", "authentication_error", "permission_error", "server_error"]},
+        "param": {"type": ["string", "null"], "description": "The field at fault."},
+        "code": text | {"description": "The cause, one word."},
+    }
+    of_a_room = {
+        "origin": {"enum": ["client", "gateway", "prefill", "decode", "transfer"]},
+        "stage": {"enum": ["BOOTSTRAPPING", "WAITING", "TRANSFERRING", "SUCCESS", "FAILED"]},
+        "elapsed_ms": {"type": "integer"},
+        "allowed_ms": {"type": "integer"},
+    }
+    return {"type": "object", "required": list(always), "properties": always | of_a_room, "additionalProperties": False}
+
+
+def _object(**properties: Schema) -> Schema:
+    return {"type": "object", "required": list(properties), "properties": properties, "additionalProperties": False}
+
+
+def _one(item: Schema) -> Schema:
+    return {"type": "array", "minItems": 1, "maxItems": 1, "items": item}
