@@ -3,14 +3,18 @@
 import asyncio
 import sys
 from collections.abc import Iterator
+from contextlib import AbstractAsyncContextManager
+from pathlib import Path
 from typing import Annotated
 
 import typer
 from rich.console import Console
 
 from baton.cli.client import Answer, ChatOptions, GatewayClient, connect
+from baton.cli.config import CliConfig
 from baton.cli.errors import UsageError
 from baton.cli.report import print_report
+from baton.servicekit import TlsSettings
 
 DEFAULT_ADDRESS = "127.0.0.1:8001"
 
@@ -27,18 +31,26 @@ def chat(
     max_tokens: Annotated[int | None, typer.Option(help="Most tokens of one answer; by default what is left of the context.")] = None,
     temperature: Annotated[float, typer.Option(help="0 is greedy.")] = 0.0,
     seed: Annotated[int | None, typer.Option(help="Seed of the sampler; by default the gateway draws one.")] = None,
+    tls_ca_file: Annotated[Path | None, typer.Option(help="PEM certificates that sign the gateway's; with it the connection is encrypted.")] = None,
+    tls_cert_file: Annotated[Path | None, typer.Option(help="PEM certificate to show a gateway that demands one.")] = None,
+    tls_key_file: Annotated[Path | None, typer.Option(help="PEM private key of that certificate.")] = None,
     report: Annotated[bool, typer.Option("--report", help="After each answer, show where its time went and what moved.")] = False,
 ) -> None:
-    """Talks to a running gateway; answers appear as they are made."""
+    """Talks to a running gateway; answers appear as they are made. A gateway that asks for keys is shown BATON_API_KEY."""
     if prompt is not None and not prompt.strip():
         raise UsageError("PROMPT is empty; give some text, or leave it out to start a conversation")
     turns: Turns = [] if system is None else [("system", system)]
     options = ChatOptions(model or "", temperature, max_tokens, seed, report)
-    asyncio.run(_converse(address, model, options, turns, prompt))
+    if (tls_cert_file is None) != (tls_key_file is None):
+        raise UsageError("--tls-cert-file and --tls-key-file go together: set both or neither")
+    tls = TlsSettings(ca_file=tls_ca_file, cert_file=tls_cert_file, key_file=tls_key_file)
+    asyncio.run(_converse(connect(address, api_key=CliConfig.from_environment().api_key, tls=tls), model, options, turns, prompt))
 
 
-async def _converse(address: str, model: str | None, options: ChatOptions, turns: Turns, prompt: str | None) -> None:
-    async with connect(address) as client:
+async def _converse(
+    connection: AbstractAsyncContextManager[GatewayClient], model: str | None, options: ChatOptions, turns: Turns, prompt: str | None
+) -> None:
+    async with connection as client:
         options = options.with_model(await client.model_or_only(model))
         said = iter([prompt]) if prompt is not None else _lines_or_all()
         # Reading a terminal blocks; nothing else runs on this loop meanwhile.

@@ -9,6 +9,7 @@ import grpc
 import grpc.aio
 
 from baton.cli.errors import CallError, UsageError
+from baton.servicekit import TlsError, TlsSettings, open_channel
 from baton.wire.channel import CHANNEL_OPTIONS
 from baton.wire.v1 import common_pb2, inference_pb2, inference_pb2_grpc
 
@@ -48,16 +49,17 @@ class ChatOptions:
 class GatewayClient:
     """Calls to one gateway. Raises CallError with the status and the gateway's own words."""
 
-    def __init__(self, channel: grpc.aio.Channel, address: str) -> None:
+    def __init__(self, channel: grpc.aio.Channel, address: str, api_key: str = "") -> None:
         self._stub = inference_pb2_grpc.InferenceStub(channel)
         self._address = address
+        self._metadata = (("authorization", f"Bearer {api_key}"),) if api_key else ()
 
     async def model_or_only(self, name: str | None) -> str:
         """`name`, or the one model that the gateway serves. Raises UsageError when there are several to choose from."""
         if name is not None:
             return name
         try:
-            served = [model.id for model in (await self._stub.ListModels(inference_pb2.ListModelsRequest())).models]
+            served = [model.id for model in (await self._stub.ListModels(inference_pb2.ListModelsRequest(), metadata=self._metadata)).models]
         except grpc.aio.AioRpcError as error:
             raise self._explain(error) from error
         if len(served) != 1:
@@ -68,7 +70,7 @@ class GatewayClient:
         """Streams one answer into `on_text`. Cancelling this coroutine cancels the call."""
         answer, started_s = Answer(), time.perf_counter()
         try:
-            async for part in self._stub.Chat(options.request(messages)):
+            async for part in self._stub.Chat(options.request(messages), metadata=self._metadata):
                 if part.text:
                     answer.ttft_ms = answer.ttft_ms or 1000 * (time.perf_counter() - started_s)
                     answer.text += part.text
@@ -88,7 +90,11 @@ class GatewayClient:
 
 
 @asynccontextmanager
-async def connect(address: str) -> AsyncIterator[GatewayClient]:
-    """A plain-text channel to a gateway's gRPC address."""
-    async with grpc.aio.insecure_channel(address, options=CHANNEL_OPTIONS) as channel:
-        yield GatewayClient(channel, address)
+async def connect(address: str, *, api_key: str = "", tls: TlsSettings | None = None) -> AsyncIterator[GatewayClient]:
+    """A channel to a gateway's gRPC address: plain text unless `tls` names a CA file. Raises UsageError for files that cannot be used."""
+    try:
+        channel = open_channel(address, tls or TlsSettings(), CHANNEL_OPTIONS)
+    except TlsError as error:
+        raise UsageError(str(error)) from error
+    async with channel:
+        yield GatewayClient(channel, address, api_key)

@@ -1,5 +1,6 @@
 """What every Baton service shares: settings, logs, traces, health, start and drain."""
 
+from baton.servicekit.api_keys import ApiKey, ApiKeys, KeyLimits, KeyRole, new_key, read_api_keys, watch_api_keys
 from baton.servicekit.errors import AddressUnavailableError, SecretFileError, ServicekitError, SettingsError, StartError, TlsError
 from baton.servicekit.groups import ListenSettings, LogSettings, TlsSettings, TraceSettings
 from baton.servicekit.identity import new_instance_id
@@ -14,7 +15,11 @@ from baton.servicekit.watched import Watched
 
 __all__ = [
     "AddressUnavailableError",
+    "ApiKey",
+    "ApiKeys",
     "GrpcServer",
+    "KeyLimits",
+    "KeyRole",
     "Lifecycle",
     "ListenSettings",
     "LogSettings",
@@ -38,7 +43,10 @@ __all__ = [
     "inject_traceparent",
     "join_address",
     "new_instance_id",
+    "new_key",
     "open_channel",
+    "read_api_keys",
     "run",
+    "watch_api_keys",
     "watch_secrets",
 ]

@@ -13,6 +13,7 @@ from typing import Any
 import grpc
 import uvloop
 
+from baton.gateway.callers import Doorkeeper
 from baton.gateway.config import GatewaySettings
 from baton.gateway.discovery.discovery import Discovery
 from baton.gateway.dispatch import Dispatcher
@@ -34,6 +35,7 @@ from baton.gateway.worker import Leg, Worker
 from baton.gateway.worker_session import WorkerSession
 from baton.servicekit import (
     GrpcServer,
+    KeyLimits,
     Lifecycle,
     SettingsError,
     Tracing,
@@ -44,6 +46,7 @@ from baton.servicekit import (
     join_address,
     new_instance_id,
     run,
+    watch_api_keys,
     watch_secrets,
 )
 from baton.wire.channel import SERVER_OPTIONS
@@ -93,10 +96,23 @@ class Gateway:
         )
         options = dict(SERVER_OPTIONS) | {"grpc.max_receive_message_length": settings.max_body_bytes}
         self.grpc = GrpcServer(settings.listen.host, settings.listen.port, tls=settings.tls, options=[*options.items()])
-        self.grpc.add(register, InferenceServicer(inference), SERVICE)
+        doorkeeper = self.doorkeeper = self._doorkeeper()
+        self.grpc.add(register, InferenceServicer(inference, doorkeeper), SERVICE)
         self.discovery.serve(self.grpc)
-        front = OpenAIFront(inference, self.rooms, settings.max_body_bytes, started_at_s=int(time.time()))
+        front = OpenAIFront(inference, self.rooms, settings.max_body_bytes, started_at_s=int(time.time()), doorkeeper=doorkeeper)
         self.http = HttpServer(front.app(), settings.http_address_host, settings.http_port, settings.tls)
+
+    def _doorkeeper(self) -> Doorkeeper:
+        settings, keys = self._settings, None
+        if settings.api_key_file is not None:
+            keys = watch_api_keys("--api-key-file", settings.api_key_file)
+            self._watched.append(keys)
+            if settings.tls.cert_file is None and not settings.listen.is_loopback():
+                log.warning(
+                    "API keys travel in plain text: set --tls-cert-file and --tls-key-file, or let a proxy encrypt", host=settings.listen.host
+                )
+        defaults = KeyLimits(settings.key_max_concurrent, settings.key_requests_per_minute, settings.key_tokens_in_flight)
+        return Doorkeeper(keys, defaults)
 
     def _ticket_office(self) -> TicketOffice:
         keys = None

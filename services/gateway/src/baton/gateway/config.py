@@ -64,6 +64,19 @@ class GatewaySettings(ServiceSettings):
     bootstrap_timeout_s: float = Field(default=300.0, gt=0, description="Seconds that a room may wait for decode's pages to be known to prefill.")
     waiting_timeout_s: float = Field(default=300.0, gt=0, description="Seconds that a room may then wait for its first KV page to be sent.")
     transfer_timeout_s: float = Field(default=300.0, gt=0, description="Seconds from a room's first KV page until decode has all of them.")
+    api_key_file: Path | None = Field(
+        default=None,
+        description="Hashes of clients' API keys, written by `baton key new`; with it, requests need a key. Without it everybody may ask.",
+    )
+    key_max_concurrent: int | None = Field(
+        default=None, ge=1, description="Requests that one API key may have open or waiting; no limit when not set."
+    )
+    key_requests_per_minute: int | None = Field(
+        default=None, ge=1, description="Requests that one API key may begin in a minute; no limit when not set."
+    )
+    key_tokens_in_flight: int | None = Field(
+        default=None, ge=1, description="Tokens, prompts and max_tokens together, that one API key may have open or waiting; no limit when not set."
+    )
     ticket_secret_file: Path | None = Field(
         default=None, description="Secrets of room tickets, one a line, prefill's too; the first signs which decode server may publish a room."
     )

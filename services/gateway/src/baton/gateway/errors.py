@@ -165,6 +165,25 @@ class DrainingError(GatewayError):
         super().__init__("this gateway is stopping and takes no new requests: send it to another one")
 
 
+class UnauthenticatedError(GatewayError):
+    """No API key, or none that this gateway knows. The message never holds what was shown."""
+
+    code = grpc.StatusCode.UNAUTHENTICATED
+    origin = common_pb2.ORIGIN_CLIENT
+
+    def __init__(self, message: str, cause: str = "key_unknown") -> None:
+        super().__init__(message)
+        self.cause = cause
+
+
+class ForbiddenError(GatewayError):
+    """A key that opens something else."""
+
+    code = grpc.StatusCode.PERMISSION_DENIED
+    cause = "key_role"
+    origin = common_pb2.ORIGIN_CLIENT
+
+
 class OverloadedError(GatewayError):
     """More than this gateway, or a worker's queue of starts, holds."""
 

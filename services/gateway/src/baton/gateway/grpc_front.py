@@ -12,6 +12,7 @@ from google.protobuf.duration_pb2 import Duration
 from google.protobuf.message import DecodeError, Message
 from google.rpc import error_details_pb2
 
+from baton.gateway.callers import Caller, Doorkeeper
 from baton.gateway.errors import GatewayError, MalformedBodyError, MissingFieldError, WrongTypeError
 from baton.gateway.inference import Inference
 from baton.gateway.requests import ChatPrompt, InferenceRequest, Prompt, SamplingOptions, TextPrompt, TokenPrompt
@@ -32,29 +33,45 @@ _CHAT_ROLES = ("system", "developer", "user", "assistant", "tool")
 class InferenceServicer:
     """One stream a request. A client that leaves ends its room at once: gRPC cancels the handler."""
 
-    def __init__(self, inference: Inference) -> None:
+    def __init__(self, inference: Inference, doorkeeper: Doorkeeper) -> None:
         self._inference = inference
+        self._doorkeeper = doorkeeper
 
     async def Generate(self, request: inference_pb2.GenerateRequest | DecodeError, context: Context) -> None:  # noqa: N802
         accepted_at = time.monotonic()
         try:
+            caller = self._caller(context)
             whole = _whole(request)
-            await self._answer(_request(whole, _generate_prompt(whole), context, accepted_at), context)
+            await self._answer(_request(whole, _generate_prompt(whole), caller, context, accepted_at), context)
         except GatewayError as error:
             await _abort(context, error)
 
     async def Chat(self, request: inference_pb2.ChatRequest | DecodeError, context: Context) -> None:  # noqa: N802
         accepted_at = time.monotonic()
         try:
+            caller = self._caller(context)
             whole = _whole(request)
-            await self._answer(_request(whole, _chat_prompt(whole), context, accepted_at), context)
+            await self._answer(_request(whole, _chat_prompt(whole), caller, context, accepted_at), context)
         except GatewayError as error:
             await _abort(context, error)
 
     async def ListModels(  # noqa: N802
         self, request: inference_pb2.ListModelsRequest | DecodeError, context: Context
     ) -> inference_pb2.ListModelsResponse:
+        try:
+            self._caller(context)
+        except GatewayError as error:
+            await _abort(context, error)
         return inference_pb2.ListModelsResponse(models=self._inference.models())
+
+    def _caller(self, context: Context) -> Caller:
+        """Asked before anything of the request is looked at. Raises UnauthenticatedError, ForbiddenError."""
+        shown = [value for key, value in context.invocation_metadata() or () if key == "authorization" and isinstance(value, str)]
+        try:
+            return self._doorkeeper.client(shown)
+        except GatewayError as error:
+            log.info("request refused", code=error.code.name, cause=error.cause, reason=str(error), peer=context.peer())
+            raise
 
     async def _answer(self, request: InferenceRequest, context: Context) -> None:
         """Writes rather than yields: a cancellation then arrives here at once, not when a generator is collected."""
@@ -109,7 +126,7 @@ def _whole(request: M | DecodeError) -> M:
 
 
 def _request(
-    request: inference_pb2.GenerateRequest | inference_pb2.ChatRequest, prompt: Prompt, context: Context, accepted_at: float
+    request: inference_pb2.GenerateRequest | inference_pb2.ChatRequest, prompt: Prompt, caller: Caller, context: Context, accepted_at: float
 ) -> InferenceRequest:
     remaining_s = context.time_remaining()
     return InferenceRequest(
@@ -119,6 +136,7 @@ def _request(
         accepted_at=accepted_at,
         deadline=None if remaining_s is None else accepted_at + remaining_s,
         report=request.report,
+        caller=caller,
         request_id=request.request_id,
         trace=extract(context.invocation_metadata()),
     )

@@ -7,6 +7,8 @@ from typing import Any
 
 from opentelemetry.context import Context
 
+from baton.gateway.callers import ANONYMOUS, Caller
+
 MAX_REQUEST_ID_CHARS = 128
 
 
@@ -63,5 +65,6 @@ class InferenceRequest:
     accepted_at: float
     deadline: float | None = None
     report: bool = False
+    caller: Caller = ANONYMOUS
     request_id: str = ""
     trace: Context | None = None

@@ -14,6 +14,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.routing import Route
 
+from baton.gateway.callers import Caller, Doorkeeper
 from baton.gateway.errors import GatewayError
 from baton.gateway.http.body import read_json_object
 from baton.gateway.http.errors import error_response, json_response
@@ -35,6 +36,7 @@ class OpenAIFront:
     rooms: RoomTable
     max_body_bytes: int
     started_at_s: int
+    doorkeeper: Doorkeeper
 
     def app(self) -> Starlette:
         return Starlette(
@@ -57,11 +59,16 @@ class OpenAIFront:
         return await self._answer(request, parse_completion, CompletionShape, "cmpl")
 
     async def models(self, request: Request) -> Response:
+        try:
+            self._caller(request)
+        except GatewayError as error:
+            return error_response(error)
         return json_response({"object": "list", "data": self._models()})
 
     async def model(self, request: Request) -> Response:
         name = request.path_params["model"]
         try:
+            self._caller(request)
             self.inference.check_model(name)
         except GatewayError as error:
             return error_response(error)
@@ -72,8 +79,12 @@ class OpenAIFront:
         return json_response({"status": "ok"})
 
     async def ready(self, request: Request) -> Response:
-        """Whether a request sent now would be taken; if not, why."""
+        """Whether a request sent now would be taken; if not, why. Where keys are asked for, only their holders learn of the fleet."""
         ready = self.inference.fleet.ready and not self.rooms.draining
+        try:
+            self._caller(request)
+        except GatewayError:
+            return json_response({"ready": ready, "draining": self.rooms.draining}, 200 if ready else 503)
         body = {
             "ready": ready,
             "draining": self.rooms.draining,
@@ -100,6 +111,7 @@ class OpenAIFront:
     async def _answer(self, request: Request, parse: Callable[[dict[str, Any]], ParsedBody], shape: type[Shape], prefix: str) -> Response:
         accepted_at = time.monotonic()
         try:
+            caller = self._caller(request)
             body = parse(await read_json_object(request, self.max_body_bytes))
         except GatewayError as error:
             log.info("request refused", code=error.code.name, cause=error.cause, reason=str(error))
@@ -111,6 +123,7 @@ class OpenAIFront:
             prompt=body.prompt,
             sampling=body.sampling,
             accepted_at=accepted_at,
+            caller=caller,
             request_id=body.request_id or request.headers.get("x-request-id", ""),
             trace=extract(request.headers.items()),
         )
@@ -121,6 +134,10 @@ class OpenAIFront:
 
         kind = StreamedAnswer if body.stream else WholeAnswer
         return kind(self.inference, asked, make_shape)
+
+    def _caller(self, request: Request) -> Caller:
+        """Raises UnauthenticatedError, ForbiddenError."""
+        return self.doorkeeper.client(request.headers.getlist("authorization"))
 
     def _models(self) -> list[dict[str, Any]]:
         return [

@@ -10,6 +10,7 @@ from starlette.responses import Response
 
 from baton.gateway.errors import BodyTooLargeError, GatewayError
 from baton.wire.status import origin_name, stage_name, status_code
+from baton.wire.v1 import common_pb2
 
 _STATUS: dict[grpc.StatusCode, int] = {
     grpc.StatusCode.INVALID_ARGUMENT: 400,
@@ -28,20 +29,30 @@ _STATUS: dict[grpc.StatusCode, int] = {
 }
 
 
+#: Of a server's failure too: they say what the client may do, not what it did wrong.
+_NOT_BLAMING = (429, 499, 501)
+
+
+_INSIDE = (common_pb2.ORIGIN_PREFILL, common_pb2.ORIGIN_DECODE, common_pb2.ORIGIN_TRANSFER)
+
+_KINDS = {401: "authentication_error", 403: "permission_error", 429: "rate_limit_error"}
+
+
 def status_of(error: GatewayError) -> int:
-    """500 for what has no better one."""
+    """500 for what has no better one, and for a server's refusal of another server: the client did nothing wrong."""
     if isinstance(error, BodyTooLargeError):
         return 413
-    return _STATUS.get(status_code(error.failure().code), 500)
+    failure = error.failure()
+    status = _STATUS.get(status_code(failure.code), 500)
+    blames_client = status < 500 and status not in _NOT_BLAMING
+    return 500 if blames_client and failure.origin in _INSIDE else status
 
 
 def error_body(error: GatewayError) -> dict[str, Any]:
     """{"error": {message, type, param, code}}; for a room that failed also who ended it, and where."""
     status = status_of(error)
     fields = [field for field, _ in error.violations()]
-    kind = {404: "invalid_request_error", 413: "invalid_request_error", 429: "rate_limit_error"}.get(
-        status, "invalid_request_error" if status < 500 else "server_error"
-    )
+    kind = _KINDS.get(status, "invalid_request_error" if status < 500 else "server_error")
     body: dict[str, Any] = {"message": str(error), "type": kind, "param": fields[0] if fields else None, "code": error.cause}
     failure = error.failure()
     if failure.stage:
@@ -54,6 +65,8 @@ def error_body(error: GatewayError) -> dict[str, Any]:
 def error_response(error: GatewayError) -> Response:
     status = status_of(error)
     headers = {} if error.retry_after_s is None else {"retry-after": str(error.retry_after_s)}
+    if status == 401:
+        headers["www-authenticate"] = 'Bearer realm="baton"'
     if status == 413:
         headers["connection"] = "close"  # what is left of a body that was not read to its end is not the next request
     return json_response(error_body(error), status, headers)

@@ -1,0 +1,80 @@
+"""Who asks: clients by their API keys."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from baton.gateway.errors import ForbiddenError, UnauthenticatedError
+from baton.servicekit import ApiKeys, KeyLimits, KeyRole, Watched
+
+
+@dataclass(frozen=True, slots=True)
+class Caller:
+    """key_id: names the key in logs; empty where no keys are asked for. limits: with every default filled in; None: no limit."""
+
+    key_id: str
+    limits: KeyLimits
+
+
+ANONYMOUS = Caller("", KeyLimits())
+
+
+class Doorkeeper:
+    """Knows callers by the `authorization` of their requests. Without keys everybody is the same anonymous caller.
+
+    defaults: the limits of keys that have none of their own. counters: "accepted" and the causes of refusals.
+    """
+
+    def __init__(self, keys: Watched[ApiKeys] | None, defaults: KeyLimits = KeyLimits()) -> None:  # noqa: B008 # frozen
+        self._keys = keys
+        self._defaults = defaults
+        self.counters: Counter[str] = Counter()
+
+    @property
+    def asks_for_keys(self) -> bool:
+        return self._keys is not None
+
+    def client(self, authorization: Sequence[str]) -> Caller:
+        """Who runs a request. authorization: the values of that header. Raises UnauthenticatedError, ForbiddenError."""
+        return self._caller(authorization, KeyRole.CLIENT)
+
+    def require_admin(self, authorization: Sequence[str]) -> Caller:
+        """Who changes the fleet. Raises UnauthenticatedError, ForbiddenError; without a file of keys nobody is an operator."""
+        if self._keys is None:
+            raise self._refused(ForbiddenError("this gateway has no keys of operators: set --api-key-file to a file with a key of role admin"))
+        return self._caller(authorization, KeyRole.ADMIN)
+
+    def _caller(self, authorization: Sequence[str], role: KeyRole) -> Caller:
+        if self._keys is None:
+            return ANONYMOUS
+        key = self._keys.value.find(self._token(authorization))
+        if key is None:
+            raise self._refused(UnauthenticatedError("the API key is none of this gateway's: it is wrong, or was withdrawn"))
+        if key.role is not role:
+            raise self._refused(ForbiddenError(f"API key {key.id} is of role {key.role.value}, this needs one of role {role.value}"))
+        self.counters["accepted"] += 1
+        own, defaults = key.limits, self._defaults
+        limits = KeyLimits(
+            own.max_concurrent or defaults.max_concurrent,
+            own.requests_per_minute or defaults.requests_per_minute,
+            own.tokens_in_flight or defaults.tokens_in_flight,
+            own.weight,
+        )
+        return Caller(key.id, limits)
+
+    def _token(self, authorization: Sequence[str]) -> str:
+        """Never part of a message: it may be somebody's key for another house."""
+        if not authorization:
+            raise self._refused(
+                UnauthenticatedError("this gateway asks for an API key: send the header `Authorization: Bearer <key>`", "key_missing")
+            )
+        scheme, _, token = authorization[0].strip().partition(" ")
+        if len(authorization) > 1 or scheme.lower() != "bearer" or not token.strip():
+            raise self._refused(UnauthenticatedError("the authorization header is not one `Bearer <key>`", "key_malformed"))
+        return token.strip()
+
+    def _refused(self, error: UnauthenticatedError | ForbiddenError) -> UnauthenticatedError | ForbiddenError:
+        self.counters[error.cause] += 1
+        return error
