@@ -3,6 +3,7 @@
 BenchError
 ├── SettingError        the caller's mistake: a value out of range, an unknown name
 ├── BenchFileError      a workload, trace or run file that is not of its kind
+├── CalibrationError    measurements that are too few, or that the formulas of costs do not describe
 └── RequestFailedError  the server broke one request; the generator turns it into a sample with a cause
 """
 
@@ -17,6 +18,10 @@ class SettingError(BenchError):
 
 class BenchFileError(BenchError):
     """A file that is not of the kind it should be. The message names the file and where in it."""
+
+
+class CalibrationError(BenchError):
+    """Measurements that costs cannot be fitted to. The message says which kind, by how much, and what to measure instead."""
 
 
 class RequestFailedError(BenchError):

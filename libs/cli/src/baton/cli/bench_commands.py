@@ -89,7 +89,7 @@ def run(
         )
         if api not in APIS:
             raise UsageError(f"--api is {api!r}, but must be one of {', '.join(APIS)}")
-        objectives = _objectives(ttft_ms, itl_p99_ms)
+        objectives = objectives_of(ttft_ms, itl_p99_ms)
         api_key = api_key_file.read_text().strip() if api_key_file else None
         paths = asyncio.run(_measure(plan, target, cast("Api", api), Asking(model, ignore_eos), api_key, out))
         summed = [_write_summary(path, objectives, tokenizer) for path in paths]
@@ -134,7 +134,7 @@ def show_workload(
 def summary(path: RunFile, ttft_ms: flags.TtftObjective = None, itl_p99_ms: flags.ItlObjective = None, tokenizer: flags.TokenizerPath = None) -> None:
     """Sums up a run again, with other objectives or a tokenizer, as Markdown."""
     with explained():
-        print(summary_markdown(summarise(load_run(path), _objectives(ttft_ms, itl_p99_ms), load_counter(tokenizer) if tokenizer else None)))
+        print(summary_markdown(summarise(load_run(path), objectives_of(ttft_ms, itl_p99_ms), load_counter(tokenizer) if tokenizer else None)))
 
 
 @app.command()
@@ -179,7 +179,8 @@ def _name_and_url(text: str) -> tuple[str, str]:
     return name, url
 
 
-def _objectives(ttft_ms: float | None, itl_p99_ms: float | None) -> Objectives | None:
+def objectives_of(ttft_ms: float | None, itl_p99_ms: float | None) -> Objectives | None:
+    """Both or none. Raises UsageError for one of them."""
     if ttft_ms is None and itl_p99_ms is None:
         return None
     if ttft_ms is None or itl_p99_ms is None:

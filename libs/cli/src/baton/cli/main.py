@@ -4,7 +4,7 @@ import sys
 
 import typer
 
-from baton.cli import bench_commands, key_commands, model_commands
+from baton.cli import bench_commands, key_commands, model_commands, plan_commands
 from baton.cli.chat import chat
 from baton.cli.decide import decide
 from baton.cli.demo import demo
@@ -17,6 +17,7 @@ for command in (up, chat, demo, decide):
     typer_app.command()(command)
 typer_app.add_typer(model_commands.app, name="model")
 typer_app.add_typer(bench_commands.app, name="bench")
+typer_app.add_typer(plan_commands.app, name="plan")
 typer_app.add_typer(key_commands.app, name="key")
 
 

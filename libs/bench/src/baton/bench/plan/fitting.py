@@ -1,0 +1,230 @@
+"""From points to costs: non-negative least squares, with residuals told, refused when the formulas do not describe what was measured."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from baton.bench.errors import CalibrationError
+from baton.bench.plan.calibration import Calibration, Residuals
+from baton.bench.plan.costs import Costs, Jitter, Neighbours, PathCosts, Roles, StepCosts
+from baton.bench.plan.job import ServerLimits
+from baton.bench.plan.nonnegative import fit
+from baton.bench.plan.points import DecodeGap, FirstToken, Points
+
+Array = npt.NDArray[np.float64]
+
+#: Half of the points must be nearer to their formula than this, or the formula is not believed.
+MOST_MEDIAN_RESIDUAL = 0.25
+MIN_POINTS = 8
+#: Prompts of at least so many lengths are needed to know what a token and what a square costs.
+MIN_LENGTHS = 3
+NUM_REPLICATES = 12
+NUM_QUANTILES = 101
+#: A neighbour or a role is not believed to make anything faster; what says so is noise.
+LEAST_FACTOR = 1.0
+#: Bytes a second of a link that was not timed.
+ENDLESS = 1e15
+
+
+@dataclass(frozen=True)
+class Measured:
+    """`plain`: points of one plain server; `split`: of one prefill and one decode server, if there was one.
+
+    `words`: (words, prompt tokens) of requests. `limits`: of the plain server; its steps cut prompts into chunks."""
+
+    plain: Points
+    split: Points
+    words: Sequence[tuple[int, int]]
+    limits: ServerLimits
+    source: str
+
+
+def calibrate(measured: Measured, seed: int = 0) -> Calibration:
+    """Raises CalibrationError, which says what is missing or does not fit."""
+    _require_enough(measured)
+    costs = _costs(measured.plain, measured.split, measured.limits.max_batched_tokens)
+    residuals, jitter = _residuals(measured, costs)
+    for name, found in residuals.items():
+        if found.median > MOST_MEDIAN_RESIDUAL:
+            raise CalibrationError(
+                f"{name}: half of {found.num} points are further than {100 * found.median:.0f} % from the fitted formula, but at most "
+                f"{100 * MOST_MEDIAN_RESIDUAL:.0f} % is believed: measure on a machine without other work, or with servers of one kind"
+            )
+    draw = np.random.default_rng(seed)
+    resampled = [(_resampled(measured.plain, draw), _resampled(measured.split, draw)) for _ in range(NUM_REPLICATES)]
+    replicates = [_with_jitter(_costs(plain, split, measured.limits.max_batched_tokens), jitter) for plain, split in resampled]
+    per_word, template = _words(measured.words)
+    return Calibration(
+        costs=_with_jitter(costs, jitter),
+        replicates=tuple(replicates),
+        residuals=residuals,
+        tokens_per_word=per_word,
+        template_tokens=template,
+        source=measured.source,
+        notes=tuple(_notes(measured)),
+    )
+
+
+def _require_enough(measured: Measured) -> None:
+    plain = measured.plain
+    lengths = len({point.tokens for point in plain.first})
+    if len(plain.decode) < MIN_POINTS:
+        raise CalibrationError(f"{len(plain.decode)} steps of decode rows alone were seen on the plain server, but at least {MIN_POINTS} are needed")
+    if len(plain.first) < MIN_POINTS or lengths < MIN_LENGTHS:
+        raise CalibrationError(
+            f"{len(plain.first)} prompts of {lengths} lengths had the plain server for themselves, but at least {MIN_POINTS} of "
+            f"{MIN_LENGTHS} lengths are needed: measure at a lower load too"
+        )
+    if measured.split.first and not measured.split.transfers:
+        raise CalibrationError("the split's samples say nothing of transfers: measure it over Baton's gRPC")
+
+
+def _costs(plain: Points, split: Points, max_batched: int) -> Costs:
+    step_row_context = fit(np.asarray([[1, gap.rows, gap.context] for gap in plain.decode], dtype=np.float64), _seconds(plain.decode))
+    decode_step_s, decode_row_s, decode_context_s = map(float, step_row_context)
+    rough = StepCosts(0, 0, 0, decode_step_s, decode_row_s, decode_context_s)
+    columns, seconds = _prefill_rows(plain, rough, max_batched)
+    request_s, step_s, token_s, square_s, share = map(float, fit(columns, seconds))
+    steps = StepCosts(step_s, token_s, square_s, decode_step_s, decode_row_s, decode_context_s, share if plain.mixed else 1.0)
+    costs = Costs(steps, request_s)
+    return costs if not split.first else _with_split(costs, split, max_batched)
+
+
+def _prefill_rows(plain: Points, rough: StepCosts, max_batched: int) -> tuple[Array, Array]:
+    """Columns: of a request, of a step, of a token, of a square, of the decode rows in the same step.
+
+    A prompt that came while rows ran waited for half a step of theirs on average, and had them in its own steps."""
+    rows, seconds = [], []
+    for point in plain.first:
+        if not point.rows:
+            rows.append([1.0, _num_chunks(point.tokens, max_batched), point.tokens, float(point.tokens) ** 2, 0.0])
+            seconds.append(point.seconds)
+    for step in plain.mixed:
+        rows.append([0.0, 1.0, step.tokens, float(step.tokens) ** 2, rough.decode_s(step.rows, step.context)])
+        seconds.append(step.seconds)
+    if not any(row[1] > 1 or not row[0] for row in rows):
+        for row in rows:  # nothing tells a request's share from its one step's: all of it is the step's
+            row[0] = 0.0
+    return np.asarray(rows, dtype=np.float64), np.asarray(seconds)
+
+
+def _num_chunks(tokens: int, max_batched: int) -> int:
+    return -(-tokens // max_batched)
+
+
+def _seconds(points: Sequence[DecodeGap] | Sequence[FirstToken]) -> Array:
+    return np.asarray([point.seconds for point in points])
+
+
+def first_token_s(costs: Costs, tokens: int, max_batched: int) -> float:
+    """Of a prompt that has a plain server for itself."""
+    steps = costs.steps
+    chunks = _num_chunks(tokens, max_batched)
+    return costs.request_s + steps.prefill_step_s * chunks + steps.prefill_token_s * tokens + steps.prefill_square_s * tokens**2
+
+
+def _with_split(costs: Costs, split: Points, max_batched: int) -> Costs:
+    idle = [point for point in split.first if not point.rows]
+    beside = [point for point in split.first if point.rows]
+    own = np.asarray([[1.0, first_token_s(costs, point.tokens, max_batched) - costs.request_s] for point in idle])
+    bootstrap_s, prefill = map(float, fit(own, _seconds(idle)))
+    bootstrap_s = max(0.0, bootstrap_s - costs.request_s)
+    alone = [gap for gap in split.decode if not gap.beside_prefill]
+    decode = _ratio(alone, costs, 1.0) if alone else LEAST_FACTOR
+    roles = Roles(max(LEAST_FACTOR, prefill), max(LEAST_FACTOR, decode))
+    slowed_decode = _ratio([gap for gap in split.decode if gap.beside_prefill], costs, roles.decode)
+    slowed_prefill = _prefill_slowdown(beside, costs, bootstrap_s, roles, max_batched) if beside else LEAST_FACTOR
+    neighbours = Neighbours(max(LEAST_FACTOR, slowed_prefill), max(LEAST_FACTOR, slowed_decode))
+    return Costs(costs.steps, costs.request_s, _path(split, bootstrap_s), roles, neighbours)
+
+
+def _prefill_slowdown(beside: Sequence[FirstToken], costs: Costs, bootstrap_s: float, roles: Roles, max_batched: int) -> float:
+    """Of all their time together, so that long prompts count. Decode reserves pages between two steps: half a step of waiting on average."""
+    own_s = sum(roles.prefill * (first_token_s(costs, point.tokens, max_batched) - costs.request_s) for point in beside)
+    waits_s = sum(costs.request_s + bootstrap_s + roles.decode * costs.steps.decode_s(point.rows, point.context) / 2 for point in beside)
+    return (sum(point.seconds for point in beside) - waits_s) / own_s if own_s > 0 else LEAST_FACTOR
+
+
+def _ratio(gaps: Sequence[DecodeGap], costs: Costs, factor: float) -> float:
+    """Median of measured over fitted."""
+    if not gaps:
+        return LEAST_FACTOR
+    return float(np.median([gap.seconds / (factor * costs.steps.decode_s(gap.rows, gap.context)) for gap in gaps]))
+
+
+def _path(split: Points, bootstrap_s: float) -> PathCosts:
+    """Exposed time is that of the handing over and of the bytes of the last layer; bytes over the time of writing are the link's speed."""
+    transfers = [transfer for transfer in split.transfers if transfer.exposed_s > 0]
+    per_token = sum(transfer.num_bytes for transfer in split.transfers) / max(1, sum(transfer.tokens for transfer in split.transfers))
+    if not transfers:
+        return PathCosts(per_token, ENDLESS, 0.0, 0.0, bootstrap_s)
+    columns = np.asarray([[1.0, transfer.num_bytes] for transfer in transfers])
+    handoff_s, per_byte_s = map(float, fit(columns, np.asarray([transfer.exposed_s for transfer in transfers])))
+    timed = [(transfer.num_bytes, transfer.busy_s) for transfer in transfers if transfer.busy_s]
+    bandwidth = sum(num for num, _ in timed) / sum(busy for _, busy in timed) if timed else ENDLESS
+    return PathCosts(per_token, bandwidth, min(1.0, per_byte_s * bandwidth), handoff_s, bootstrap_s)
+
+
+def _residuals(measured: Measured, costs: Costs) -> tuple[dict[str, Residuals], Jitter]:
+    steps, plain, split = costs.steps, measured.plain, measured.split
+    decode = np.asarray([gap.seconds / steps.decode_s(gap.rows, gap.context) for gap in plain.decode])
+    first = np.asarray(
+        [point.seconds / first_token_s(costs, point.tokens, measured.limits.max_batched_tokens) for point in plain.first if not point.rows]
+    )
+    found = {"decode step": decode, "first token, idle server": first}
+    if plain.mixed:
+        fitted = [steps.step_s(step.tokens, step.tokens**2, step.rows, step.context) for step in plain.mixed]
+        found["step with a prompt and rows"] = np.asarray([step.seconds for step in plain.mixed]) / np.asarray(fitted)
+    if split.first:
+        idle = [point for point in split.first if not point.rows]
+        found["first token, idle split"] = np.asarray([point.seconds for point in idle]) / np.asarray(
+            [_split_first_s(costs, point.tokens, measured.limits.max_batched_tokens) for point in idle]
+        )
+    quantiles = np.linspace(0, 1, NUM_QUANTILES)
+    jitter = Jitter(tuple(np.quantile(first, quantiles).tolist()), tuple(np.quantile(decode, quantiles).tolist()))
+    return {name: _residual(ratios) for name, ratios in found.items()}, jitter
+
+
+def _split_first_s(costs: Costs, tokens: int, max_batched: int) -> float:
+    assert costs.path is not None
+    return costs.request_s + costs.path.bootstrap_s + costs.roles.prefill * (first_token_s(costs, tokens, max_batched) - costs.request_s)
+
+
+def _residual(ratios: Array) -> Residuals:
+    off = np.abs(ratios - 1)
+    return Residuals(len(ratios), float(np.median(off)), float(np.percentile(off, 90)))
+
+
+def _with_jitter(costs: Costs, jitter: Jitter) -> Costs:
+    return Costs(costs.steps, costs.request_s, costs.path, costs.roles, costs.neighbours, jitter)
+
+
+def _resampled(points: Points, draw: np.random.Generator) -> Points:
+    def again(values: tuple) -> tuple:  # type: ignore[type-arg]
+        return tuple(values[pick] for pick in draw.integers(len(values), size=len(values))) if values else ()
+
+    return Points(again(points.decode), again(points.first), again(points.mixed), again(points.transfers))
+
+
+def _words(words: Sequence[tuple[int, int]]) -> tuple[float, float]:
+    """(tokens a word, tokens of every prompt beside them)."""
+    if not words:
+        return 1.3, 0.0
+    columns = np.asarray([[num_words, 1.0] for num_words, _ in words])
+    per_word, template = fit(columns, np.asarray([float(tokens) for _, tokens in words]))
+    return float(per_word), float(template)
+
+
+def _notes(measured: Measured) -> list[str]:
+    notes = []
+    if not measured.plain.mixed:
+        notes.append("no step with a prompt and decode rows was seen: its rows are taken to cost as much as in a step of their own")
+    if not measured.split.first:
+        notes.append("no split was measured: only plain servers can be predicted, unless the path is given")
+    if measured.split.transfers and not any(transfer.busy_s for transfer in measured.split.transfers):
+        notes.append("the split did not say how long it wrote: its link counts as endless but for the exposed part; give the link's bandwidth")
+    if not measured.words:
+        notes.append("no prompt came with words and tokens: 1.3 tokens a word are assumed")
+    return notes

@@ -1,0 +1,157 @@
+"""What single steps took, read from the samples of a generator that drove one plain server, or one prefill and one decode server."""
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from baton.bench.plan.job import ServerLimits
+from baton.bench.runfile import Run
+from baton.bench.sample import Sample
+
+Array = npt.NDArray[np.float64]
+#: A first token this much after a gap's end was made by the same step.
+SAME_STEP_S = 0.004
+
+
+@dataclass(frozen=True)
+class DecodeGap:
+    """A step of decode rows alone, as one stream saw it. `beside_prefill`: while a prompt was computed by another server of the host."""
+
+    rows: int
+    context: int
+    seconds: float
+    beside_prefill: bool = False
+
+
+@dataclass(frozen=True)
+class FirstToken:
+    """A prompt that no other prompt competed with. `rows`, `context`: of the streams that ran beside it."""
+
+    tokens: int
+    seconds: float
+    rows: int = 0
+    context: int = 0
+
+
+@dataclass(frozen=True)
+class MixedStep:
+    """A step that computed one whole prompt and gave every stream a token."""
+
+    tokens: int
+    rows: int
+    context: int
+    seconds: float
+
+
+@dataclass(frozen=True)
+class Transfer:
+    """`exposed_s`: from the end of the last layer until decode saw the doorbell. `busy_s`: with a write under way; None where it was not said."""
+
+    tokens: int
+    num_bytes: float
+    exposed_s: float
+    busy_s: float | None
+
+
+@dataclass(frozen=True)
+class Points:
+    decode: tuple[DecodeGap, ...] = ()
+    first: tuple[FirstToken, ...] = ()
+    mixed: tuple[MixedStep, ...] = ()
+    transfers: tuple[Transfer, ...] = ()
+
+    def __add__(self, other: "Points") -> "Points":
+        return Points(self.decode + other.decode, self.first + other.first, self.mixed + other.mixed, self.transfers + other.transfers)
+
+
+def points_of(runs: Iterable[Run], limits: ServerLimits, *, is_split: bool) -> Points:
+    """Repeats in which anything failed are left out: what a failed request cost is not known."""
+    found = Points()
+    for run in runs:
+        for samples in run.repeats:
+            if all(sample.error is None and sample.prompt_tokens and sample.token_s for sample in samples):
+                found += _Repeat(samples, limits, is_split).points()
+    return found
+
+
+class _Repeat:
+    """Arrays over the samples of one repeat: when each was in prefill, when it streamed."""
+
+    def __init__(self, samples: Sequence[Sample], limits: ServerLimits, is_split: bool) -> None:
+        self._samples, self._limits, self._is_split = samples, limits, is_split
+        self._sent = np.asarray([sample.sent_s for sample in samples])
+        self._first = np.asarray([sample.token_s[0] for sample in samples])
+        self._last = np.asarray([sample.token_s[-1] for sample in samples])
+        self._prompt = np.asarray([sample.prompt_tokens or 0 for sample in samples])
+        # A prompt of a split is out of prefill's way when its first token is drawn, and joins the rows some time after.
+        self._joined = self._first if not is_split else np.asarray([sample.token_s[min(1, len(sample.token_s) - 1)] for sample in samples])
+
+    def points(self) -> Points:
+        decode, mixed = [], []
+        for number, sample in enumerate(self._samples):
+            for gap in self._gaps(number, sample):
+                if isinstance(gap, DecodeGap):
+                    decode.append(gap)
+                else:
+                    mixed.append(gap)
+        return Points(tuple(decode), tuple(self._firsts()), tuple(mixed), tuple(self._transfers()))
+
+    def _gaps(self, number: int, sample: Sample) -> Iterator[DecodeGap | MixedStep]:
+        times = sample.token_s
+        for place in range(1 if self._is_split else 0, len(times) - 1):
+            start, end = times[place], times[place + 1]
+            if sample.token_counts[place + 1] != 1:
+                continue
+            rows, context = self._streams(start, end)
+            prefills = np.flatnonzero((self._sent < end) & (self._first > start))
+            if self._is_split:
+                if not self._changes(start, end) and (beside := self._beside(start, end)) is not None:
+                    yield DecodeGap(rows, context, end - start, beside)
+            elif not len(prefills):
+                if not self._changes(start, end):
+                    yield DecodeGap(rows, context, end - start)
+            elif len(prefills) == 1 and self._was_one_step(prefills[0], start, end, rows):
+                yield MixedStep(int(self._prompt[prefills[0]]), rows, context, end - start)
+
+    def _beside(self, start: float, end: float) -> bool | None:
+        """Whether a prompt was in prefill all the time; None: for a part of it."""
+        if ((self._sent <= start) & (self._first >= end)).any():
+            return True
+        return None if ((self._sent < end) & (self._first > start)).any() else False
+
+    def _was_one_step(self, prompt: int, start: float, end: float, rows: int) -> bool:
+        """Whether this step computed the whole prompt: it came during the step before, and its first token with the end of this one."""
+        whole = self._prompt[prompt] <= self._limits.prompt_budget(rows)
+        return bool(whole and self._sent[prompt] <= start and abs(self._first[prompt] - end) < SAME_STEP_S)
+
+    def _streams(self, start: float, end: float) -> tuple[int, int]:
+        """Rows of the step from `start` to `end`, and the tokens that they attend to."""
+        middle = (start + end) / 2
+        there: list[int] = np.flatnonzero((self._joined <= middle) & (self._last >= middle)).tolist()
+        answered = sum(int(np.searchsorted(self._samples[number].token_s, middle)) for number in there)
+        return len(there), int(self._prompt[there].sum()) + answered
+
+    def _changes(self, start: float, end: float) -> bool:
+        middle = (start + end) / 2
+        within = (end - start) * 0.4
+        return bool((np.abs(self._joined - middle) < within).any() or (np.abs(self._last - middle) < within).any())
+
+    def _firsts(self) -> Iterator[FirstToken]:
+        for number, sample in enumerate(self._samples):
+            sent, first = self._sent[number], self._first[number]
+            others = (self._sent < first) & (self._first > sent)
+            others[number] = False
+            if others.any():
+                continue
+            streaming = (self._first < first) & (self._last > sent)
+            rows, context = self._streams(sent, first) if streaming.any() else (0, 0)
+            yield FirstToken(int(self._prompt[number]), float(first - sample.sent_s), rows if streaming.any() else 0, context)
+
+    def _transfers(self) -> Iterator[Transfer]:
+        for sample in self._samples:
+            if "kv_bytes" in sample.server and "transfer_exposed_ms" in sample.server:
+                busy_ms = sample.server.get("transfer_busy_ms")
+                exposed_s = sample.server["transfer_exposed_ms"] / 1e3
+                yield Transfer(sample.prompt_tokens or 0, sample.server["kv_bytes"], exposed_s, busy_ms / 1e3 if busy_ms else None)

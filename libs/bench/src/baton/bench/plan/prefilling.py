@@ -1,0 +1,85 @@
+"""The prefill half of a split: prompts in chunks, whose pages leave beside the computing."""
+
+from collections.abc import Callable, Sequence
+
+from baton.bench.plan.host import Host
+from baton.bench.plan.job import Job
+from baton.bench.plan.line import Line
+from baton.bench.plan.links import Links
+from baton.bench.plan.server import Scatter, Stepping, World, square_of
+
+
+class PrefillServer(Stepping):
+    """Pages of a prompt are held until its last byte has landed at decode."""
+
+    def __init__(self, world: World, number: int, host: Host | None, scatters: tuple[Scatter, Scatter], links: Links, factor: float = 1.0) -> None:
+        super().__init__(world, number, host, scatters, factor)
+        self._links = links
+        self._free = world.limits.num_pages
+        self._line = Line(world.limits.max_passes)
+        self._computing: dict[int, Job] = {}
+        self._goals: dict[int, tuple[int, Callable[[Job], None]]] = {}
+        self._chunks: list[tuple[Job, int]] = []
+        self._num_moving: dict[int, int] = {}
+
+    def add(self, job: Job, decode: int, landed: Callable[[Job], None]) -> None:
+        """Decode's pages are known. `landed` is called when server `decode` has seen all of its cache."""
+        job.bootstrapped_s = self._clock.now
+        self._goals[job.index] = (decode, landed)
+        self._num_moving[job.index] = 0
+        self._line.push(job)
+        self.wake()
+
+    def _plan(self) -> tuple[int, int, int, int] | None:
+        self._admit()
+        if not self._computing:
+            return None
+        budget, tokens, square = self._limits.max_batched_tokens, 0, 0
+        self._chunks = []
+        for job in self._computing.values():
+            if not budget:
+                break
+            count = min(job.prompt - job.computed, budget)
+            budget -= count
+            tokens += count
+            square += square_of(job.computed, count)
+            self._chunks.append((job, count))
+        return tokens, square, 0, 0
+
+    def _admit(self) -> None:
+        while self._line and len(self._computing) < self._limits.max_running:
+            job = self._line.take(lambda job: self._limits.pages_for(job.prompt) <= self._free)
+            if job is None:
+                return
+            self._free -= self._limits.pages_for(job.prompt)
+            job.started_s = self._clock.now
+            self._computing[job.index] = job
+
+    def _start(self) -> None:
+        super()._start()
+        if self._busy:
+            for job, count in self._chunks:
+                self._num_moving[job.index] += 1
+                self._links.begin(self._number, self._goals[job.index][0], job.index, count)
+
+    def _num_steady(self, most: int) -> int:
+        return 1
+
+    def _finish(self, ends: Sequence[float]) -> None:
+        for job, count in self._chunks:
+            job.computed += count
+            if job.computed == job.prompt:
+                del self._computing[job.index]
+                job.first_s = job.last_s = self._clock.now
+                job.length += 1
+            self._links.computed(self._number, job.index, lambda job=job: self._moved(job))  # type: ignore[misc]
+
+    def _moved(self, job: Job) -> None:
+        self._num_moving[job.index] -= 1
+        if self._num_moving[job.index] or job.computed < job.prompt:
+            return
+        self._free += self._limits.pages_for(job.prompt)
+        del self._num_moving[job.index]
+        _, landed = self._goals.pop(job.index)
+        landed(job)
+        self.wake()
