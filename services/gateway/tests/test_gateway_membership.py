@@ -118,7 +118,7 @@ def test_what_an_etcd_that_came_back_has_lost_is_kept_for_the_grace() -> None:
     one = view("a", "b")
     one.replace({}, 100.0)
     assert set(one.members) == {"a", "b"}
-    assert any("a is not in etcd since that came back" in text for text in one.problems(100.0))
+    assert any("a is not in etcd any more" in text for text in one.problems(100.0))
     one.put(A, member_to_json(member("a")))
     assert one.next_due() == 130.0
     assert one.expire(129.0) == []

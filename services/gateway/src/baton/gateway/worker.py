@@ -157,6 +157,10 @@ class Worker:
     def is_trusted(self, now: float) -> bool:
         return not self.silent and self.breaker.allows(now)
 
+    def is_well(self, instance_id: str) -> bool:
+        """Whether that very process answers here, and stays."""
+        return self.connected and self.instance_id == instance_id and not self.draining and not self.silent
+
     def path_to(self, prefill: Worker) -> worker_pb2.PeerState:
         """How this decode server says that its pair with `prefill` is. No instance id: not connected, or to an earlier process there."""
         assert prefill.info is not None

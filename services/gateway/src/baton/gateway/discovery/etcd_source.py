@@ -78,10 +78,32 @@ class EtcdSource:
         async for changes in connection.watch(self._prefix, snapshot):
             for change in changes:
                 if change.value is None:
-                    self._view.delete(change.key)
+                    self._deleted(change.key)
                 else:
                     self._view.put(change.key, change.value)
             self._tell("it has left etcd: it deregistered, or its lease expired")
+
+    def _deleted(self, key: bytes) -> None:
+        """A worker that goes says so to us as well, before it ends its lease. One that has not, and answers on its session, is alive: its lease
+        was lost (an etcd that stood still ends leases before it hears that they are kept), and it will be back."""
+        member = self._view.member(key)
+        worker = None if member is None else self._places.find(member.address)
+        if member is not None and worker is not None and worker.is_well(member.instance_id):
+            log.warning("a living worker's lease is lost in etcd: it is kept", worker=member.instance_id)
+            self._view.lose(key, time.monotonic())
+        else:
+            self._view.delete(key)
+
+    def _drop_draining(self) -> bool:
+        """Its word to us that it goes may come after etcd's that it is gone."""
+        found = False
+        for key in self._view.missing:
+            member = self._view.member(key)
+            worker = None if member is None else self._places.find(member.address)
+            if member is not None and worker is not None and worker.draining and worker.instance_id == member.instance_id:
+                self._view.delete(key)
+                found = True
+        return found
 
     def _tell(self, reason: str) -> None:
         """The fleet, what etcd says now."""
@@ -109,9 +131,11 @@ class EtcdSource:
         """On its own clock: what etcd lost goes when its grace is over, also if nothing else happens."""
         while True:
             await asyncio.sleep(0.25)
+            if self._drop_draining():
+                self._tell("it deregistered")
             now, due = time.monotonic(), self._view.next_due()
             if due is None or due > now or self._away_since is not None:
                 continue
             gone = self._view.expire(now)
             log.warning("members that etcd lost did not come back", workers=gone)
-            self._tell("etcd came back without it, and it did not register again")
+            self._tell("etcd lost it, and it did not register again")

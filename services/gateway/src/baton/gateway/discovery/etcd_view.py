@@ -11,8 +11,9 @@ from baton.wire.v1 import fleet_pb2
 class EtcdView:
     """Fed with snapshots and changes; `members` is what the fleet should be.
 
-    Not every snapshot is the truth: an etcd that comes back without its data has lost what workers put there, and they need a moment to notice.
-    So what a snapshot lacks and was known before is kept for `grace_s`. A change that deletes a key is the truth at once.
+    Not everything that etcd says is the truth: one that comes back without its data has lost what workers put there, one that was frozen ends
+    their leases before it hears them, and they need a moment to notice. So what a snapshot lacks and was known before is kept for `grace_s`
+    (`replace`), and so is what the caller knows to be alive (`lose`).
     """
 
     def __init__(self, model: str, grace_s: float) -> None:
@@ -34,7 +35,7 @@ class EtcdView:
         self._unreadable.clear()
         self._others.clear()
         for key in self._known.keys() - values.keys():
-            self._missing_until[key] = now + self._grace_s
+            self.lose(key, now)
         for key, value in values.items():
             self.put(key, value)
 
@@ -54,9 +55,22 @@ class EtcdView:
             return
         self._known[key] = member
 
+    def lose(self, key: bytes, now: float) -> None:
+        """It is not in etcd any more, and may be again soon."""
+        if key in self._known:
+            self._missing_until[key] = now + self._grace_s
+
     def delete(self, key: bytes) -> None:
         for one in (self._known, self._missing_until, self._unreadable, self._others):
             one.pop(key, None)
+
+    def member(self, key: bytes) -> fleet_pb2.Member | None:
+        return self._known.get(key)
+
+    @property
+    def missing(self) -> list[bytes]:
+        """Keys that are kept although etcd has them no more."""
+        return list(self._missing_until)
 
     def next_due(self) -> float | None:
         """When `expire` has something to do next."""
@@ -72,7 +86,7 @@ class EtcdView:
     def problems(self, now: float) -> list[str]:
         texts = [f"etcd key {key.decode(errors='replace')}: {why}" for key, why in self._unreadable.items()]
         texts += [
-            f"{self._known[key].instance_id} is not in etcd since that came back; kept for {max(0.0, until - now):.0f} s more"
+            f"{self._known[key].instance_id} is not in etcd any more, which lost it; kept for {max(0.0, until - now):.0f} s"
             for key, until in self._missing_until.items()
             if key in self._known
         ]
