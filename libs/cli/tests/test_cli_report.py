@@ -76,3 +76,16 @@ def test_without_a_terminal_it_is_plain_text(report: inference_pb2.RoomReport) -
     assert all(line == line.rstrip() for line in lines)
     assert any(line.split()[:3] == ["TRANSFERRING", "20.0", "20.0"] for line in lines)
     assert any(line.split() == ["KV", "bytes", "moved", "8,000,000", "(7.63", "MiB)"] for line in lines)
+
+
+def test_failed_attempts_and_what_they_cost_are_told(report: inference_pb2.RoomReport) -> None:
+    assert not any("attempt" in name or "recomputed" in name for name in dict(facts(report)))
+    failure = common_pb2.Failure(cause="decode_lost", origin=common_pb2.ORIGIN_DECODE, stage=common_pb2.ROOM_STATE_SUCCESS, elapsed_ms=812)
+    report.failed_attempts.add(room=76, prefill_instance="prefill-1", decode_instance="decode-2", failure=failure, tokens_sent=12)
+    report.recomputed_tokens = 43
+    report.prefilled_on_decode = True
+    report.ClearField("transfer")
+    named = dict(facts(report))
+    assert named["failed attempt 1"] == "decode_lost (decode in SUCCESS) on prefill-1 and decode-2 after 12 tokens, 812 ms"
+    assert named["tokens recomputed"] == "43"
+    assert named["KV moved"] == "none (the decode server computed the prompt itself)"

@@ -43,7 +43,7 @@ from baton.cli.model.progress import ConsoleReporter
 from baton.cli.services import Supervisor
 from baton.cli.up import ModelOption, TransportOption, VerboseOption, progress_line, resolve_model, supervised
 
-DRAIN_TIMEOUT_S = 5.0
+DRAIN_TIMEOUT_S = 20.0
 BATCHES = (4, 8)
 CALIBRATION_ROUNDS = 3
 
@@ -60,7 +60,7 @@ class Pace:
     idle_rounds: int
 
 
-QUICK = Pace(cell_s=12.0, num_repeats=4, step=1.2, budget_s=420.0, attainment=0.9, idle_rounds=2)
+QUICK = Pace(cell_s=12.0, num_repeats=4, step=1.2, budget_s=390.0, attainment=0.9, idle_rounds=2)
 FULL = Pace(cell_s=60.0, num_repeats=3, step=1.1, budget_s=7200.0, attainment=0.99, idle_rounds=5)
 
 
@@ -100,7 +100,7 @@ def decide(
     start_rate: Annotated[float | None, typer.Option(help="Requests/s where the search begins; estimated from idle servers when not given.")] = None,
     cell_s: Annotated[float | None, typer.Option(help="Seconds of arrivals in one measurement; 60, with --quick 12.")] = None,
     repeats: Annotated[int | None, typer.Option(help="Rounds of repeats around the limits; 3, with --quick up to 4.", min=0)] = None,
-    budget_s: Annotated[float | None, typer.Option(help="No round of repeats that would end later; 7200, with --quick 420.")] = None,
+    budget_s: Annotated[float | None, typer.Option(help="No round of repeats that would end later; 7200, with --quick 390.")] = None,
     plain_chunk: Annotated[
         int | None, typer.Option(help="Most prompt tokens beside the streams in a plain server's step; as ITL allows when not given.", min=1)
     ] = None,
@@ -174,10 +174,10 @@ def _run(wanted: Wanted, console: Console, verbose: bool) -> DecideRecord:
         run = _Run(wanted, machine, supervisor, console)
         run.start()
         record = asyncio.run(watched(supervisor, run.measure()))
-    record = replace(record, verdict=judge(record))
-    save(record, wanted.folder)
-    assert record.verdict is not None
-    (wanted.folder / "decide.md").write_text(decide_markdown(record, record.verdict))
+        verdict = judge(record)
+        record = replace(record, verdict=verdict)
+        save(record, wanted.folder)
+        (wanted.folder / "decide.md").write_text(decide_markdown(record, verdict))
     console.print(f"record and raw samples: {wanted.folder}", markup=False, highlight=False, soft_wrap=True)
     return record
 

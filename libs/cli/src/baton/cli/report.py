@@ -6,6 +6,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from baton.wire.status import origin_name, stage_name
 from baton.wire.v1 import common_pb2, inference_pb2
 
 BAR_COLUMNS = 40
@@ -47,8 +48,11 @@ def facts(report: inference_pb2.RoomReport) -> list[tuple[str, str]]:
     ]
     if report.HasField("transfer"):
         rows += transfer_facts(report.transfer)
+    elif report.prefilled_on_decode:
+        rows.append(("KV moved", "none (the decode server computed the prompt itself)"))
     else:
         rows.append(("KV moved", "none (prefill and decode ran in one server)"))
+    rows += failure_facts(report)
     rows += [
         ("TTFT", f"{report.ttft_ms:.1f} ms"),
         ("mean ITL", f"{report.mean_itl_ms:.2f} ms" if report.usage.completion_tokens > 1 else "- (one token)"),
@@ -56,6 +60,19 @@ def facts(report: inference_pb2.RoomReport) -> list[tuple[str, str]]:
     ]
     servers = [("prefill server", report.prefill_instance), ("decode server", report.decode_instance)]
     return rows + [(name, instance) for name, instance in servers if instance]
+
+
+def failure_facts(report: inference_pb2.RoomReport) -> list[tuple[str, str]]:
+    """A row for each room that failed before this one, and what that cost; none for an undisturbed request."""
+    rows = []
+    for number, attempt in enumerate(report.failed_attempts, start=1):
+        failure = attempt.failure
+        servers = " and ".join(dict.fromkeys((attempt.prefill_instance, attempt.decode_instance)))
+        stage = f"{origin_name(failure.origin)} in {stage_name(failure.stage)}"
+        rows.append((f"failed attempt {number}", f"{failure.cause} ({stage}) on {servers} after {attempt.tokens_sent} tokens, {failure.elapsed_ms} ms"))
+    if report.recomputed_tokens:
+        rows.append(("tokens recomputed", str(report.recomputed_tokens)))
+    return rows
 
 
 def transfer_facts(transfer: inference_pb2.TransferReport) -> list[tuple[str, str]]:

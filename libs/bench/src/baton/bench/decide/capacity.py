@@ -25,75 +25,77 @@ class Curve:
         rates = sorted({cell.rate_rps for cell in cells})
         return cls(tuple(rates), tuple(tuple((cell.num_good, cell.num_requests) for cell in cells if cell.rate_rps == rate) for rate in rates))
 
-    def shares(self) -> tuple[list[float], list[float]]:
-        """(share of good requests, requests) at each rate."""
+    def shares(self) -> tuple[Draws, Draws]:
+        """(share of good requests, requests) at each rate: one row."""
         asked = [float(sum(num for _, num in cells)) for cells in self.cells]
         good = [float(sum(num_good for num_good, _ in cells)) for cells in self.cells]
-        return [part / whole if whole else 0.0 for part, whole in zip(good, asked, strict=True)], asked
+        return _shares(np.asarray([good]), np.asarray([asked]))
 
-    def resampled(self, draw: np.random.Generator) -> tuple[list[float], list[float]]:
-        """Cells drawn with replacement, and requests within them: a share of 1 of few requests is not certain."""
-        shares, weights = [], []
+    def resampled(self, draw: np.random.Generator) -> tuple[Draws, Draws]:
+        """The same in NUM_RESAMPLES rows: cells drawn with replacement, and requests within them, for a share of 1 of few requests is not certain."""
+        good, asked = [], []
         for cells in self.cells:
-            picked = [cells[place] for place in draw.integers(len(cells), size=len(cells))]
-            asked = sum(num for _, num in picked)
-            good = sum(int(draw.binomial(num, (num_good + 0.5) / (num + 1))) for num_good, num in picked)
-            shares.append(good / asked if asked else 0.0)
-            weights.append(float(asked))
-        return shares, weights
+            num_good, num = np.asarray(cells, dtype=np.int64).T
+            picks = draw.integers(len(cells), size=(NUM_RESAMPLES, len(cells)))
+            drawn = draw.binomial(num[picks], ((num_good + 0.5) / (num + 1))[picks])
+            good.append(drawn.sum(axis=1))
+            asked.append(num[picks].sum(axis=1))
+        return _shares(np.asarray(good, dtype=np.float64).T, np.asarray(asked, dtype=np.float64).T)
 
 
-def falling(shares: Sequence[float], weights: Sequence[float]) -> list[float]:
-    """The closest shares, by weighted squares, that never rise with load (pool adjacent violators)."""
-    blocks: list[tuple[float, float, int]] = []
-    for share, weight in zip(shares, weights, strict=True):
-        blocks.append((share, weight, 1))
-        while len(blocks) > 1 and blocks[-2][0] < blocks[-1][0]:
-            (left, left_weight, left_size), (right, right_weight, right_size) = blocks[-2:]
-            together = left_weight + right_weight
-            mean = (left * left_weight + right * right_weight) / together if together else (left + right) / 2
-            blocks[-2:] = [(mean, together, left_size + right_size)]
-    return [share for share, _, size in blocks for _ in range(size)]
+def _shares(good: Draws, asked: Draws) -> tuple[Draws, Draws]:
+    return np.divide(good, asked, out=np.zeros_like(good), where=asked > 0), asked
 
 
-def crossing_rps(rates_rps: Sequence[float], shares: Sequence[float], attainment: float) -> float:
-    """The load at which falling `shares` pass through `attainment`, on the logarithm of the load between two measured ones.
+def falling(shares: Draws, weights: Draws) -> Draws:
+    """The closest rows, by weighted squares, that never rise with load: at each place the least, over where a run may begin, of the greatest, over
+    where it may end, mean of the run (isotonic regression). `shares`, `weights`: [rows, rates]."""
+    num = shares.shape[1]
+    zero = np.zeros((len(shares), 1))
+    sums = np.concatenate([zero, np.cumsum(shares * weights, axis=1)], axis=1)
+    masses = np.concatenate([zero, np.cumsum(weights, axis=1)], axis=1)
+    fitted = np.full_like(shares, np.inf)
+    for first in range(num):
+        runs = (sums[:, first + 1 :] - sums[:, first : first + 1]) / np.maximum(masses[:, first + 1 :] - masses[:, first : first + 1], 1e-12)
+        greatest = np.maximum.accumulate(runs[:, ::-1], axis=1)[:, ::-1]
+        fitted[:, first:] = np.minimum(fitted[:, first:], greatest)
+    return fitted
 
-    The highest measured load if all shares are above; if none is, the lowest load scaled by how far its share is off, which is an upper bound in
-    spirit only: `Capacity.at_most` says so."""
-    above = [place for place, share in enumerate(shares) if share >= attainment]
-    if not above:
-        return rates_rps[0] * shares[0] / attainment
-    last = above[-1]
-    if last == len(rates_rps) - 1:
-        return rates_rps[last]
-    high, low = shares[last], shares[last + 1]
-    part = (high - attainment) / (high - low)
-    return float(np.exp(np.interp(part, (0, 1), np.log((rates_rps[last], rates_rps[last + 1])))))
+
+def crossing_rps(rates_rps: Sequence[float], shares: Draws, attainment: float) -> Draws:
+    """The load at which each row of falling `shares` passes through `attainment`, on the logarithm of the load between two measured ones.
+
+    The highest measured load if all of a row is above; if nothing is, the lowest load scaled by how far its share is off: an extrapolation, which
+    `Capacity.at_most` says."""
+    rates = np.asarray(rates_rps, dtype=np.float64)
+    num_above = (shares >= attainment).sum(axis=1)
+    left = np.clip(num_above - 1, 0, len(rates) - 1)
+    right = np.minimum(left + 1, len(rates) - 1)
+    rows = np.arange(len(shares))
+    drop = shares[rows, left] - shares[rows, right]
+    part = np.clip((shares[rows, left] - attainment) / np.where(drop > 0, drop, 1.0), 0.0, 1.0)
+    between = rates[left] * (rates[right] / rates[left]) ** part
+    found: Draws = np.where(num_above == 0, rates[0] * shares[:, 0] / attainment, np.where(num_above == len(rates), rates[-1], between))
+    return found
 
 
 def draws_of(curve: Curve, attainment: float, seed: int) -> Draws:
     """Capacity in every resample."""
-    draw = np.random.default_rng(seed)
-    found = []
-    for _ in range(NUM_RESAMPLES):
-        shares, weights = curve.resampled(draw)
-        found.append(crossing_rps(curve.rates_rps, falling(shares, weights), attainment))
-    return np.asarray(found)
+    return crossing_rps(curve.rates_rps, falling(*curve.resampled(np.random.default_rng(seed))), attainment)
 
 
 def capacity_of(topology: str, cells: Sequence[Cell], attainment: float, draws: Draws) -> Capacity:
     curve = Curve.of(cells)
     fitted = falling(*curve.shares())
     low, high = (float(value) for value in np.percentile(draws, INTERVAL))
-    rps = crossing_rps(curve.rates_rps, fitted, attainment)
+    rps = float(crossing_rps(curve.rates_rps, fitted, attainment)[0])
     return Capacity(
         topology=topology,
         rps=rps,
         low=low,
         high=high,
-        at_least=fitted[-1] >= attainment,
-        at_most=fitted[0] < attainment,
+        at_least=bool(fitted[0, -1] >= attainment),
+        at_most=bool(fitted[0, 0] < attainment),
         limit=limit_of([cell for cell in cells if cell.rate_rps > rps]),
     )
 

@@ -22,9 +22,11 @@ def words_of(record: DecideRecord, name: str) -> str:
     return f"{topology.num_plain} copies" if topology.kind == "copies" else f"the split {topology.ratio}"
 
 
+def carries(record: DecideRecord, name: str) -> str:
+    return f"{words_of(record, name)} {'carry' if record.topology(name).kind == 'copies' else 'carries'}"
+
+
 def ratio_words(found: Contest) -> str:
-    if found.low > BEYOND:
-        return "any number of times"
     high = "any" if found.high > BEYOND else f"{found.high:.2f}"
     return f"{min(found.ratio, BEYOND):.2f} x (95 %: {found.low:.2f} to {high})"
 
@@ -36,15 +38,15 @@ def capacity_words(found: Capacity) -> str:
 
 def of_load(record: DecideRecord, topology: Topology, capacities: Mapping[str, Capacity], load_rps: float) -> str:
     needless = {"one": "copies and a split are not needed", "copies": "a split is not needed", "split": "simpler topologies do not carry it for sure"}
-    mine = f"carries {load_rps:.3g} requests/s within the objectives (limit {capacity_words(capacities[topology.name])})"
-    return f"{words_of(record, topology.name).capitalize()}: {mine}; {needless[topology.kind]}."
+    mine = f"{load_rps:.3g} requests/s within the objectives (limit {capacity_words(capacities[topology.name])})"
+    return f"{carries(record, topology.name).capitalize()} {mine}; {needless[topology.kind]}."
 
 
 def evidence(record: DecideRecord, capacities: Mapping[str, Capacity]) -> Iterator[str]:
     for name, found in capacities.items():
         yield f"{name}: {capacity_words(found)}; above it {LIMIT_WORDS[found.limit]}"
     yield from _tails(record)
-    yield from _throughput(record)
+    yield from _throughput(record)  # after the tokens that it rests on
 
 
 def _tails(record: DecideRecord) -> Iterator[str]:
@@ -61,6 +63,12 @@ def _tails(record: DecideRecord) -> Iterator[str]:
 
 
 def _throughput(record: DecideRecord) -> Iterator[str]:
+    reported = {topology.name: sum(cell.tokens_reported for cell in record.cells_of(topology.name)) for topology in record.topologies}
+    counted = {topology.name: sum(cell.tokens_retokenised or 0 for cell in record.cells_of(topology.name)) for topology in record.topologies}
+    if any(counted.values()):
+        yield "output tokens counted again from the texts: " + ", ".join(
+            f"{name} {num} of {reported[name]} reported" for name, num in counted.items()
+        )
     most = {topology.name: max((cell.output_tokens_per_s for cell in record.cells_of(topology.name)), default=0.0) for topology in record.topologies}
     if len(most) > 1:
         yield "most output tokens a second in any cell, whether objectives were met or not: " + ", ".join(

@@ -3,7 +3,7 @@
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 from baton.bench.decide.cells import CellPlan, CellSetting, measure_cell, met
@@ -18,7 +18,7 @@ from baton.bench.targets import Target
 class SweepPlan:
     """`cell_s`: seconds over which a cell's requests arrive. `num_repeats`: rounds of repeats around the limits.
 
-    `budget_s`: no round of repeats is begun that would likely end later than this after the first cell (search rounds are not cut short)."""
+    `budget_s`: no round is begun that would likely end later than this after the first cell; the first round always is."""
 
     grid: RateGrid
     cell_s: float = 60.0
@@ -68,13 +68,20 @@ class Sweep:
 
     async def run(self) -> DecideRecord:
         while proposals := self._proposals():
+            if not self._fits([place for _, place, _ in proposals]):
+                self._note(f"the search was cut short after {self._plan.budget_s:g} s (--budget-s): limits are less certain")
+                return self.record
             await self._one_round(proposals)
         for _ in range(self._plan.num_repeats):
             again: list[tuple[str, int, Phase]] = [(name, place, "repeat") for name in self.contenders() for place in self._searches[name].edges]
             if not self._fits([place for _, place, _ in again]):
-                break
+                self._note(f"another round of repeats did not fit into {self._plan.budget_s:g} s (--budget-s)")
+                return self.record
             await self._one_round(again)
         return self.record
+
+    def _note(self, text: str) -> None:
+        self.record = replace(self.record, notes=(*self.record.notes, text))
 
     def _proposals(self) -> list[tuple[str, int, Phase]]:
         found: list[tuple[str, int, Phase]] = []
@@ -102,9 +109,10 @@ class Sweep:
 
     def _fits(self, places: Sequence[int]) -> bool:
         """Judged by how long the cells so far took beyond their arrivals."""
+        if not self.record.cells:
+            return True
         spent_s = time.perf_counter() - self._start_s
-        arrivals_s = sum(cell.num_requests / cell.rate_rps for cell in self.record.cells)
-        stretch = spent_s / arrivals_s if arrivals_s else 1.0
+        stretch = spent_s / sum(cell.num_requests / cell.rate_rps for cell in self.record.cells)
         expected_s = sum(self._plan.num_requests(rate) / rate for rate in map(self._plan.grid.rate_rps, places)) * stretch
         return bool(places) and spent_s + expected_s <= self._plan.budget_s
 

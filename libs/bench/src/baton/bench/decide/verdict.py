@@ -6,7 +6,7 @@ from itertools import pairwise
 
 from baton.bench.decide.capacity import Curve, Draws, capacity_of, contest, draws_of
 from baton.bench.decide.diagnoses import diagnose
-from baton.bench.decide.reasons import evidence, of_load, ratio_words, sizing, words_of
+from baton.bench.decide.reasons import carries, evidence, of_load, ratio_words, sizing, words_of
 from baton.bench.decide.record import Capacity, Contest, DecideRecord, Outcome, Topology, Verdict
 
 SEED = 20_26
@@ -76,13 +76,16 @@ def _by_capacity(record: DecideRecord, field: Sequence[Topology], capacities: Ma
 
 
 def _headline(record: DecideRecord, champion: Topology, capacities: Mapping[str, Capacity], contests: Sequence[Contest]) -> str:
-    mine = f"{words_of(record, champion.name)} carries {capacities[champion.name].rps:.3g} requests/s within the objectives"
+    mine = f"{carries(record, champion.name)} {capacities[champion.name].rps:.3g} requests/s within the objectives"
     if not contests:
         return f"{champion.name}: {mine}; nothing else was measured."
     if champion.kind == "split":
-        return f"The split pays: {mine}, {ratio_words(contests[-1])} what {words_of(record, contests[-1].baseline)} carries on the same devices."
+        baseline = contests[-1].baseline
+        if capacities[baseline].at_most:
+            return f"The split pays: {mine}; {words_of(record, baseline)} met them at no load that was measured."
+        return f"The split pays: {mine}, {ratio_words(contests[-1])} what {carries(record, baseline)} on the same devices."
     lost = [found for found in contests if found.baseline == champion.name]
-    losers = "; ".join(f"{words_of(record, found.subject)} carries {ratio_words(found)} that" for found in lost)
+    losers = "; ".join(f"{carries(record, found.subject)} {ratio_words(found)} that" for found in lost)
     split_lost = any(record.topology(found.subject).kind == "split" for found in lost)
     return f"{'The split loses. ' if split_lost else ''}{mine}{'; ' + losers if losers else ''}."
 
