@@ -9,7 +9,7 @@ from baton.servicekit.logs import configure_logs, get_logger
 from baton.servicekit.secret_file import watch_secrets
 from baton.servicekit.server import GrpcServer, join_address
 from baton.servicekit.settings import ServiceSettings, SettingsGroup
-from baton.servicekit.tls import open_channel
+from baton.servicekit.tls import Tls, TlsFiles, open_channel
 from baton.servicekit.tracing import Tracing, configure_tracing, extract, extract_traceparent, inject, inject_traceparent
 from baton.servicekit.watched import Watched
 
@@ -29,7 +29,9 @@ __all__ = [
     "SettingsError",
     "SettingsGroup",
     "StartError",
+    "Tls",
     "TlsError",
+    "TlsFiles",
     "TlsSettings",
     "TraceSettings",
     "Tracing",

@@ -12,7 +12,7 @@ from grpc_reflection.v1alpha import reflection
 
 from baton.servicekit.errors import AddressUnavailableError
 from baton.servicekit.groups import TlsSettings
-from baton.servicekit.tls import server_credentials
+from baton.servicekit.tls import Tls, tls_files
 
 _SERVING = health_pb2.HealthCheckResponse.SERVING
 _NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
@@ -26,7 +26,7 @@ class GrpcServer:
         host: str,
         port: int,
         *,
-        tls: TlsSettings | None = None,
+        tls: Tls | None = None,
         options: Sequence[tuple[str, int | str]] = (),
         interceptors: Sequence[grpc.aio.ServerInterceptor] = (),
         max_concurrent_rpcs: int | None = None,
@@ -36,7 +36,7 @@ class GrpcServer:
         self._host = host
         self._wanted_port = port
         self._port_flag = port_flag
-        self._tls = tls or TlsSettings()
+        self._tls: Tls = tls or TlsSettings()
         self._server = grpc.aio.server(options=list(options), interceptors=list(interceptors), maximum_concurrent_rpcs=max_concurrent_rpcs)
         self._health = health.aio.HealthServicer()
         self._names: list[str] = []
@@ -61,7 +61,7 @@ class GrpcServer:
         """Binds, starts and returns the port. Health says NOT_SERVING until `set_serving(True)`. Raises AddressUnavailableError, TlsError."""
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
         reflection.enable_server_reflection((*self._names, health.SERVICE_NAME, reflection.SERVICE_NAME), self._server)
-        credentials = server_credentials(self._tls)
+        credentials = tls_files(self._tls).server_credentials()
         wanted = join_address(self._host, self._wanted_port)
         unavailable = f"cannot listen on {wanted}: the address is in use or not this host's; choose another --host or {self._port_flag}"
         try:

@@ -26,6 +26,7 @@ from baton.servicekit import (
     Lifecycle,
     SettingsError,
     StartError,
+    TlsFiles,
     Tracing,
     configure_logs,
     configure_tracing,
@@ -99,16 +100,17 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 async def _serve(life: Lifecycle, *, settings: DecodeSettings, instance_id: str, tracing: Tracing) -> None:
     receiver: _Receiver | None = None
+    tls = TlsFiles(settings.tls)
     async with AsyncExitStack() as undo:
         try:
             loaded = await asyncio.to_thread(_load, settings)
             if settings.role == "decode":
-                receiver = await _open_receiver(life, loaded, settings, instance_id)
+                receiver = await _open_receiver(life, loaded, settings, instance_id, tls)
                 undo.push_async_callback(receiver.close)
             engine = await asyncio.to_thread(_make_engine, loaded, receiver)
         except (EngineError, TransferError) as error:
             raise StartError(str(error)) from error
-        await _serve_engine(life, engine, loaded, receiver, settings, instance_id, tracing)
+        await _serve_engine(life, engine, loaded, receiver, settings, instance_id, tracing, tls)
 
 
 def _load(settings: DecodeSettings) -> _Model:
@@ -117,7 +119,7 @@ def _load(settings: DecodeSettings) -> _Model:
     return _Model(prepared, prepared.device_pool(), fingerprint_to_wire(settings.engine.fingerprint(prepared)))
 
 
-async def _open_receiver(life: Lifecycle, loaded: _Model, settings: DecodeSettings, instance_id: str) -> _Receiver:
+async def _open_receiver(life: Lifecycle, loaded: _Model, settings: DecodeSettings, instance_id: str, tls: TlsFiles) -> _Receiver:
     transfer = settings.transfer
     agent_config = AgentConfig(
         instance_id=instance_id,
@@ -151,7 +153,7 @@ async def _open_receiver(life: Lifecycle, loaded: _Model, settings: DecodeSettin
         leases=importer,
         hello=make_hello(instance_id, loaded.fingerprint, layout.num_pages, page_hash.name),
         here=Identity.decode(agent.identity),
-        tls=settings.tls,
+        tls=tls,
         num_doorbells=settings.engine.max_rooms,
         threads=threads,
         fatal=life.fail,
@@ -175,15 +177,22 @@ def _make_engine(loaded: _Model, receiver: _Receiver | None) -> Engine:
 
 
 async def _serve_engine(
-    life: Lifecycle, engine: Engine, loaded: _Model, receiver: _Receiver | None, settings: DecodeSettings, instance_id: str, tracing: Tracing
+    life: Lifecycle,
+    engine: Engine,
+    loaded: _Model,
+    receiver: _Receiver | None,
+    settings: DecodeSettings,
+    instance_id: str,
+    tracing: Tracing,
+    tls: TlsFiles,
 ) -> None:
     listen = settings.listen
-    server = GrpcServer(listen.host, listen.port, tls=settings.tls, options=SERVER_OPTIONS)
+    server = GrpcServer(listen.host, listen.port, tls=tls, options=SERVER_OPTIONS)
     host = EngineHost(engine)
-    clock: asyncio.Task[None] | None = None
+    clocks = [life.watch(asyncio.create_task(tls.run(), name="clock of TLS files"))]
     if receiver is not None:
         receiver.importer.on_wake(host.wake)
-        clock = life.watch(asyncio.create_task(receiver.peers.run(receiver.importer.tick), name="clock of leases"))
+        clocks.append(life.watch(asyncio.create_task(receiver.peers.run(receiver.importer.tick), name="clock of leases")))
     front = WorkerFront(
         host,
         Limits(engine.role, loaded.prepared.model.config.vocab_size, engine.max_model_len, engine.layout.num_pages, engine.layout.page_size),
@@ -204,7 +213,7 @@ async def _serve_engine(
             life, server, front, host, addresses, stall_limit_s=settings.engine.stall_limit_s, join=settings.join, tls=settings.tls
         )
     finally:
-        if clock is not None:
+        for clock in clocks:
             clock.cancel()
         await server.stop(1.0)
         await front.close()

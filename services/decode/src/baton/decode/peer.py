@@ -17,7 +17,8 @@ from baton.decode.errors import PairRefusedError, SessionEndedError
 from baton.decode.link import PrefillLink
 from baton.kvtransfer import Agent, Inbox, Region, TransferError
 from baton.kvtransfer.identity import Identity
-from baton.servicekit import TlsSettings, get_logger, open_channel
+from baton.servicekit import Tls, get_logger, open_channel
+from baton.servicekit.tls import explain_refusal
 from baton.wire.channel import CHANNEL_OPTIONS
 from baton.wire.v1 import bootstrap_pb2_grpc, worker_pb2
 
@@ -55,7 +56,7 @@ class Doors:
     leases: Leases
     hello: MakeHello
     here: Identity
-    tls: TlsSettings
+    tls: Tls
     num_doorbells: int
     threads: Executor
     #: Called with a fault of ours that no retry can mend.
@@ -145,7 +146,7 @@ class PrefillPeer:
         except PairRefusedError as error:
             problem = f"refused: {error}"
         except (SessionEndedError, grpc.aio.AioRpcError, grpc.aio.UsageError, TransferError, TimeoutError) as error:
-            problem = _explain(error)
+            problem = _explain(error, doors.tls)
         finally:
             self._went(session.link, inbox, problem)
         return session.link is not None
@@ -190,7 +191,7 @@ class PrefillPeer:
         return await asyncio.get_running_loop().run_in_executor(self._doors.threads, function)
 
 
-def _explain(error: BaseException) -> str:
+def _explain(error: BaseException, tls: Tls) -> str:
     if isinstance(error, grpc.aio.AioRpcError):
-        return f"{error.code().name}: {error.details()}"
+        return f"{error.code().name}: {explain_refusal(error.details() or '', tls)}"
     return str(error) or type(error).__name__

@@ -38,6 +38,7 @@ from baton.servicekit import (
     KeyLimits,
     Lifecycle,
     SettingsError,
+    TlsFiles,
     Tracing,
     Watched,
     configure_logs,
@@ -69,6 +70,7 @@ class Gateway:
         self._tokenizer = tokenizer
         self._changes: asyncio.Queue[bool] = asyncio.Queue()
         self._tasks: list[asyncio.Task[None]] = []
+        self._tls = TlsFiles(settings.tls)
         #: Files that are read again when they change.
         self._watched: list[Watched[Any]] = []
         self.rooms = RoomTable(settings.max_rooms)
@@ -95,12 +97,12 @@ class Gateway:
             tracer=tracing.tracer("baton.gateway"),
         )
         options = dict(SERVER_OPTIONS) | {"grpc.max_receive_message_length": settings.max_body_bytes}
-        self.grpc = GrpcServer(settings.listen.host, settings.listen.port, tls=settings.tls, options=[*options.items()])
+        self.grpc = GrpcServer(settings.listen.host, settings.listen.port, tls=self._tls, options=[*options.items()])
         doorkeeper = self.doorkeeper = self._doorkeeper()
         self.grpc.add(register, InferenceServicer(inference, doorkeeper), SERVICE)
         self.discovery.serve(self.grpc)
         front = OpenAIFront(inference, self.rooms, settings.max_body_bytes, started_at_s=int(time.time()), doorkeeper=doorkeeper)
-        self.http = HttpServer(front.app(), settings.http_address_host, settings.http_port, settings.tls)
+        self.http = HttpServer(front.app(), settings.http_address_host, settings.http_port, self._tls)
 
     def _doorkeeper(self) -> Doorkeeper:
         settings, keys = self._settings, None
@@ -128,7 +130,7 @@ class Gateway:
             worker,
             gateway_id=self._instance_id,
             gateway_address=self._advertised_grpc(),
-            tls=settings.tls,
+            tls=self._tls,
             silence_limit_s=settings.silence_limit_s,
         )
         return worker, session
@@ -147,6 +149,7 @@ class Gateway:
         self._tasks = [asyncio.create_task(part, name="discovery") for part in self.discovery.start()]
         self._tasks.append(asyncio.create_task(self._follow_fleet(), name="health"))
         self._tasks += [asyncio.create_task(watched.run(), name=f"clock of {watched.what}") for watched in [*self._watched, *self.discovery.watched]]
+        self._tasks.append(asyncio.create_task(self._tls.run(), name="clock of TLS files"))
         for task in self._tasks:
             task.add_done_callback(self._task_ended)
         return {"grpc": self._advertised_grpc(), "http": join_address(self._advertised_http_host(), self.http.port)}

@@ -12,7 +12,8 @@ import grpc.aio
 
 from baton.gateway.errors import WorkerProtocolError
 from baton.gateway.worker import Worker
-from baton.servicekit import TlsSettings, get_logger, open_channel
+from baton.servicekit import Tls, get_logger, open_channel
+from baton.servicekit.tls import explain_refusal
 from baton.wire.channel import CHANNEL_OPTIONS
 from baton.wire.v1 import worker_pb2, worker_pb2_grpc
 
@@ -28,7 +29,7 @@ SessionCall = grpc.aio.StreamStreamCall[worker_pb2.Command, worker_pb2.Report]
 class WorkerSession:
     """Keeps `worker` connected until it is cancelled."""
 
-    def __init__(self, worker: Worker, *, gateway_id: str, gateway_address: str, tls: TlsSettings, silence_limit_s: float) -> None:
+    def __init__(self, worker: Worker, *, gateway_id: str, gateway_address: str, tls: Tls, silence_limit_s: float) -> None:
         self._worker = worker
         self._silence_limit_s = silence_limit_s
         self._attach = worker_pb2.Attach(gateway_id=gateway_id, gateway_address=gateway_address)
@@ -42,7 +43,7 @@ class WorkerSession:
             try:
                 problem = await self._one_session()
             except (grpc.aio.AioRpcError, WorkerProtocolError, TimeoutError) as error:
-                problem = _explain(error)
+                problem = self._explain(error)
             backoff_s = FIRST_BACKOFF_S if self._worker.connected else min(backoff_s * 2, MAX_BACKOFF_S)
             self._gone(problem)
             await asyncio.sleep(backoff_s * random.uniform(0.5, 1.0))
@@ -132,10 +133,9 @@ class WorkerSession:
         while True:
             await call.write(await self._worker.outbox.take())
 
-
-def _explain(error: BaseException) -> str:
-    if isinstance(error, grpc.aio.AioRpcError):
-        return f"{error.code().name}: {error.details()}"
-    if isinstance(error, TimeoutError):
-        return f"it did not answer within {CONTACT_TIMEOUT_S:g} s"
-    return str(error)
+    def _explain(self, error: BaseException) -> str:
+        if isinstance(error, grpc.aio.AioRpcError):
+            return f"{error.code().name}: {explain_refusal(error.details() or '', self._tls)}"
+        if isinstance(error, TimeoutError):
+            return f"it did not answer within {CONTACT_TIMEOUT_S:g} s"
+        return str(error)

@@ -22,6 +22,7 @@ from baton.servicekit import (
     Lifecycle,
     SettingsError,
     StartError,
+    TlsFiles,
     Tracing,
     configure_logs,
     configure_tracing,
@@ -119,14 +120,15 @@ def _build(settings: PrefillSettings, instance_id: str, undo: ExitStack) -> _Mac
 
 async def _serve_machine(life: Lifecycle, machine: _Machine, settings: PrefillSettings, instance_id: str, tracing: Tracing) -> None:
     listen, engine = settings.listen, machine.engine
+    tls = TlsFiles(settings.tls)
     secrets = None
     if settings.ticket_secret_file is not None:
         secrets = watch_secrets("--ticket-secret-file", settings.ticket_secret_file, TicketKeys)
     here = Here(instance_id, machine.fingerprint, engine.layout, machine.region)
     bootstrap = BootstrapServicer(machine.agent, machine.exporter, here, TicketGate(instance_id, secrets))
-    bootstrap_server = GrpcServer(listen.host, settings.bootstrap_port, tls=settings.tls, options=SERVER_OPTIONS, port_flag="--bootstrap-port")
+    bootstrap_server = GrpcServer(listen.host, settings.bootstrap_port, tls=tls, options=SERVER_OPTIONS, port_flag="--bootstrap-port")
     bootstrap_server.add(bootstrap_pb2_grpc.add_BootstrapServicer_to_server, bootstrap, "baton.v1.Bootstrap")
-    server = GrpcServer(listen.host, listen.port, tls=settings.tls, options=SERVER_OPTIONS)
+    server = GrpcServer(listen.host, listen.port, tls=tls, options=SERVER_OPTIONS)
     host = EngineHost(engine)
     machine.exporter.on_wake(host.wake)
     await bootstrap_server.start()
@@ -143,6 +145,7 @@ async def _serve_machine(life: Lifecycle, machine: _Machine, settings: PrefillSe
     add_services(server, front, Role.PREFILL)
     front.start()
     clocks = [life.watch(asyncio.create_task(bootstrap.run(), name="clock of publications"))]
+    clocks.append(life.watch(asyncio.create_task(tls.run(), name="clock of TLS files")))
     if secrets is not None:
         clocks.append(life.watch(asyncio.create_task(secrets.run(), name="clock of secrets")))
     try:

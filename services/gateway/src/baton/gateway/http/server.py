@@ -6,13 +6,13 @@ import asyncio
 import contextlib
 import math
 import socket
-import ssl
 from collections.abc import Iterator
 
 import uvicorn
 from starlette.applications import Starlette
 
-from baton.servicekit import AddressUnavailableError, TlsError, TlsSettings, join_address
+from baton.servicekit import AddressUnavailableError, Tls, join_address
+from baton.servicekit.tls import tls_files
 
 
 class _Server(uvicorn.Server):
@@ -25,7 +25,7 @@ class _Server(uvicorn.Server):
 class HttpServer:
     """`start`, then `stop`; between them `address` is host:port as bound."""
 
-    def __init__(self, app: Starlette, host: str, port: int, tls: TlsSettings) -> None:
+    def __init__(self, app: Starlette, host: str, port: int, tls: Tls) -> None:
         """With a certificate in `tls` it speaks HTTPS only; with a CA file it demands client certificates, as the gRPC port does."""
         self._app = app
         self._tls = tls
@@ -63,7 +63,7 @@ class HttpServer:
         self._server = self._task = None
 
     def _config(self) -> uvicorn.Config:
-        tls = self._tls
+        context = tls_files(self._tls).server_context()
         config = uvicorn.Config(
             self._app,
             log_config=None,
@@ -71,15 +71,9 @@ class HttpServer:
             lifespan="off",
             server_header=False,
             date_header=False,
-            ssl_certfile=tls.cert_file,
-            ssl_keyfile=tls.key_file,
-            ssl_ca_certs=None if tls.ca_file is None else str(tls.ca_file),
-            ssl_cert_reqs=ssl.CERT_NONE if tls.ca_file is None else ssl.CERT_REQUIRED,
+            ssl_context_factory=None if context is None else lambda config, default: context,
         )
-        try:
-            config.load()
-        except OSError as error:  # ssl.SSLError is one as well
-            raise TlsError(f"the HTTP server cannot use its certificate, key or CA file: {error}") from error
+        config.load()
         return config
 
     def _bind(self) -> socket.socket:
