@@ -68,8 +68,8 @@ def failure_facts(report: inference_pb2.RoomReport) -> list[tuple[str, str]]:
     for number, attempt in enumerate(report.failed_attempts, start=1):
         failure = attempt.failure
         servers = " and ".join(dict.fromkeys((attempt.prefill_instance, attempt.decode_instance)))
-        stage = f"{origin_name(failure.origin)} in {stage_name(failure.stage)}"
-        rows.append((f"failed attempt {number}", f"{failure.cause} ({stage}) on {servers} after {attempt.tokens_sent} tokens, {failure.elapsed_ms} ms"))
+        why = f"{failure.cause} ({origin_name(failure.origin)} in {stage_name(failure.stage)})"
+        rows.append((f"failed attempt {number}", f"{why} on {servers} after {attempt.tokens_sent} tokens, {failure.elapsed_ms} ms"))
     if report.recomputed_tokens:
         rows.append(("tokens recomputed", str(report.recomputed_tokens)))
     return rows
