@@ -14,6 +14,7 @@ import pytest
 from fleet import MODEL, Fleet, Worker, free_port, wait_for
 
 from baton.cli.services import ServiceSpec
+from baton.servicekit import KeyRole, new_key
 from baton.wire.v1 import fleet_pb2, fleet_pb2_grpc
 from baton.wire.v1 import inference_pb2 as pb
 from baton.wire.v1.inference_pb2_grpc import InferenceStub
@@ -26,7 +27,8 @@ pytestmark = pytest.mark.integration
 
 LEASE_S = 3
 PROMPT = list(range(300, 420))
-KEY = "an-operator-of-these-tests"
+ADMIN, ADMIN_RECORD = new_key(KeyRole.ADMIN)
+CLIENT, CLIENT_RECORD = new_key(KeyRole.CLIENT)
 
 
 class SharedFleet:
@@ -36,12 +38,12 @@ class SharedFleet:
         self.etcd = EtcdServer(folder / "etcd").start()
         self.fleet = Fleet(model_path, folder)
         self.gateways: list[Worker] = []
-        self._key_file = folder / "admin-keys"
-        self._key_file.write_text(KEY)
+        self._key_file = folder / "keys"
+        self._key_file.write_text(f"{ADMIN_RECORD.line()}\n{CLIENT_RECORD.line()}\n")
 
     def gateway(self) -> None:
         """One more."""
-        flags = ("--etcd", self.etcd.endpoint, "--etcd-prefix", "/fleet-of-tests", "--admin-key-file", str(self._key_file))
+        flags = ("--etcd", self.etcd.endpoint, "--etcd-prefix", "/fleet-of-tests", "--api-key-file", str(self._key_file))
         ports = ("--port", str(free_port()), "--http-port", str(free_port()))
         command = self.fleet._command("gateway", *ports, "--model-path", str(self.fleet.model_path), "--model-name", MODEL, *flags)
         self.gateways.append(Worker(ServiceSpec(f"gateway-{len(self.gateways)}", command), self.fleet.run_dir).start().wait_ready())
@@ -69,7 +71,7 @@ class SharedFleet:
 
     @property
     def metadata(self) -> tuple[tuple[str, str]]:
-        return (("authorization", f"Bearer {KEY}"),)
+        return (("authorization", f"Bearer {ADMIN}"),)
 
     def close(self) -> None:
         self.etcd.close()
@@ -89,7 +91,7 @@ def ask(gateway: Worker, num_tokens: int = 12) -> tuple[list[int], pb.RoomReport
     sampling = pb.SamplingParams(temperature=0.0, max_tokens=num_tokens, ignore_eos=True)
     request = pb.GenerateRequest(model=MODEL, token_ids=pb.TokenIds(ids=PROMPT), sampling=sampling, report=True)
     with grpc.insecure_channel(gateway.address(), options=[("grpc.use_local_subchannel_pool", 1)]) as channel:
-        messages = list(InferenceStub(channel).Generate(request, timeout=120))
+        messages = list(InferenceStub(channel).Generate(request, timeout=120, metadata=(("authorization", f"Bearer {CLIENT}"),)))
     return [token for message in messages for token in message.token_ids], messages[-1].report
 
 

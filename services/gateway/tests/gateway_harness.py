@@ -66,6 +66,8 @@ class Stack:
         self.grpc_address = addresses["grpc"]
         self.workers = list(workers)
         self.tokenizer = tokenizer
+        #: The API key that `call` shows; empty: none.
+        self.key = ""
         self.channel = grpc.aio.insecure_channel(self.grpc_address, options=CHANNEL_OPTIONS)
         self.stub = inference_pb2_grpc.InferenceStub(self.channel)
 
@@ -81,7 +83,8 @@ class Stack:
         return self.of("decode")
 
     def call(self, request: inference_pb2.GenerateRequest | None = None, timeout: float = 20.0) -> Any:
-        return self.stub.Generate(request or ask(), timeout=timeout)
+        metadata = (("authorization", f"Bearer {self.key}"),) if self.key else ()
+        return self.stub.Generate(request or ask(), timeout=timeout, metadata=metadata)
 
     async def reply(self, request: inference_pb2.GenerateRequest | None = None, timeout: float = 20.0) -> Reply:
         return Reply([message async for message in self.call(request, timeout)])

@@ -17,16 +17,22 @@ from gateway_worker import ROLES, ScriptedWorker, by_the_book, silence
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from baton.gateway.discovery import registry
-from baton.servicekit import TlsSettings
+from baton.servicekit import KeyRole, TlsSettings, new_key
 from baton.wire.v1 import fleet_pb2, fleet_pb2_grpc, worker_pb2
 from baton.workerkit.joining.gateway import GatewayAnnouncer
 from baton.workerkit.joining.joining import Joining
 from baton.workerkit.joining.settings import JoinSettings
 
 KEY = "a-key-that-is-long-enough"
+ADMIN, RECORD = new_key(KeyRole.ADMIN)
+CLIENT, CLIENT_RECORD = new_key(KeyRole.CLIENT)
 EMPTY = {"prefill": 0, "decode": 0, "registration": True, "wait_ready": False}
 
 WorkerName = fleet_pb2.WorkerName
+
+
+def shown(key: str) -> tuple[tuple[str, str]]:
+    return (("authorization", f"Bearer {key}"),)
 
 
 def member(worker: ScriptedWorker, **changes: Any) -> fleet_pb2.Member:
@@ -271,13 +277,14 @@ async def admin(start: Callable[..., Any], tmp_path: Path) -> Callable[..., Any]
     """A stack and calls of its Fleet service with the right key."""
 
     async def make(*roles: str, **settings: Any) -> tuple[Stack, list[ScriptedWorker], Callable[..., Any]]:
-        keys = tmp_path / "admin"
-        keys.write_text(KEY)
-        stack, workers = await start(*roles, admin_key_file=keys, **settings)
+        keys = tmp_path / "keys"
+        keys.write_text(f"{RECORD.line()}\n{CLIENT_RECORD.line()}\n")
+        stack, workers = await start(*roles, api_key_file=keys, **settings)
+        stack.key = CLIENT
         stub = fleet_pb2_grpc.FleetStub(stack.channel)
 
         async def call(name: str, request: Any) -> Any:
-            return await getattr(stub, name)(request, metadata=(("authorization", f"Bearer {KEY}"),))
+            return await getattr(stub, name)(request, metadata=shown(ADMIN))
 
         return stack, workers, call
 
@@ -285,7 +292,7 @@ async def admin(start: Callable[..., Any], tmp_path: Path) -> Callable[..., Any]
 
 
 async def test_an_operator_adds_lists_and_removes(admin: Callable[..., Any]) -> None:
-    stack, (plain, prefill, decode), call = await admin("plain", "prefill", "decode", registration=False)
+    stack, (plain, prefill, decode), call = await admin("plain", "prefill", "decode")
     for worker in (plain, prefill, decode):
         await call("Add", fleet_pb2.AddWorkerRequest(role=ROLES[worker.role], address=worker.address))
     await eventually(lambda: len(stack.gateway.fleet.routes) == 2)
@@ -347,7 +354,7 @@ async def test_removed_now_ends_its_rooms_and_they_go_on_elsewhere(admin: Callab
         assert addresses(stack) == {idle.address}
 
 
-async def test_what_an_operator_cannot_do(admin: Callable[..., Any], stack_of: Callable[..., Any]) -> None:
+async def test_what_an_operator_cannot_do(admin: Callable[..., Any]) -> None:
     stack, (worker,), call = await admin("plain")
     await call("Add", fleet_pb2.AddWorkerRequest(role=ROLES["plain"], address=worker.address))
     await stack.ready()
@@ -368,14 +375,31 @@ async def test_what_an_operator_cannot_do(admin: Callable[..., Any], stack_of: C
             await call(name, request)
         assert caught.value.code().name == code
         assert words in str(caught.value.details())
+
+
+async def test_only_operators_see_and_change_the_fleet(admin: Callable[..., Any], stack_of: Callable[..., Any]) -> None:
+    guarded, _, _ = await admin()
+    open_to_all: Stack = await stack_of(plain=1)  # neither keys nor registration
+    cases = [
+        (guarded, (), grpc.StatusCode.UNAUTHENTICATED),
+        (guarded, shown("baton-0123"), grpc.StatusCode.UNAUTHENTICATED),
+        (guarded, shown(CLIENT), grpc.StatusCode.PERMISSION_DENIED),
+        (open_to_all, (), grpc.StatusCode.PERMISSION_DENIED),
+        (open_to_all, shown(ADMIN), grpc.StatusCode.PERMISSION_DENIED),
+    ]
+    questions = {
+        "List": fleet_pb2.ListWorkersRequest(),
+        "Add": fleet_pb2.AddWorkerRequest(role=ROLES["plain"], address="h:1"),
+        "Drain": fleet_pb2.DrainWorkerRequest(worker=WorkerName(instance_id="plain-0")),
+        "Remove": fleet_pb2.RemoveWorkerRequest(worker=WorkerName(instance_id="plain-0")),
+    }
+    for stack, metadata, code in cases:
+        before = addresses(stack)
+        for name, question in questions.items():
+            with pytest.raises(grpc.aio.AioRpcError) as caught:
+                await getattr(fleet_pb2_grpc.FleetStub(stack.channel), name)(question, metadata=metadata)
+            assert caught.value.code() is code
+        assert addresses(stack) == before
     with pytest.raises(grpc.aio.AioRpcError) as caught:
-        await fleet_pb2_grpc.FleetStub(stack.channel).List(fleet_pb2.ListWorkersRequest())
-    assert caught.value.code() is grpc.StatusCode.UNAUTHENTICATED
-    closed: Stack = await stack_of(plain=1)  # no admin key, no registration: neither is served
-    for question in (
-        fleet_pb2_grpc.FleetStub(closed.channel).List(fleet_pb2.ListWorkersRequest()),
-        fleet_pb2_grpc.RegistryStub(closed.channel).Register(fleet_pb2.RegisterRequest()),
-    ):
-        with pytest.raises(grpc.aio.AioRpcError) as caught:
-            await question
-        assert caught.value.code() is grpc.StatusCode.UNIMPLEMENTED
+        await fleet_pb2_grpc.RegistryStub(open_to_all.channel).Register(fleet_pb2.RegisterRequest())
+    assert caught.value.code() is grpc.StatusCode.UNIMPLEMENTED

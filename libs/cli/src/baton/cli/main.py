@@ -4,7 +4,7 @@ import sys
 
 import typer
 
-from baton.cli import bench_commands, key_commands, model_commands, plan_commands
+from baton.cli import bench_commands, fleet_commands, key_commands, model_commands, plan_commands
 from baton.cli.chat import chat
 from baton.cli.decide import decide
 from baton.cli.demo import demo
@@ -19,6 +19,7 @@ typer_app.add_typer(model_commands.app, name="model")
 typer_app.add_typer(bench_commands.app, name="bench")
 typer_app.add_typer(plan_commands.app, name="plan")
 typer_app.add_typer(key_commands.app, name="key")
+typer_app.add_typer(fleet_commands.app, name="fleet")
 
 
 def app() -> None:

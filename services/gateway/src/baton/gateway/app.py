@@ -100,7 +100,7 @@ class Gateway:
         self.grpc = GrpcServer(settings.listen.host, settings.listen.port, tls=self._tls, options=[*options.items()])
         doorkeeper = self.doorkeeper = self._doorkeeper()
         self.grpc.add(register, InferenceServicer(inference, doorkeeper), SERVICE)
-        self.discovery.serve(self.grpc)
+        self.discovery.serve(self.grpc, doorkeeper)
         front = OpenAIFront(inference, self.rooms, settings.max_body_bytes, started_at_s=int(time.time()), doorkeeper=doorkeeper)
         self.http = HttpServer(front.app(), settings.http_address_host, settings.http_port, self._tls)
 

@@ -35,9 +35,6 @@ class GatewaySettings(ServiceSettings):
     etcd: tuple[str, ...] = Field(default=(), description="etcd where workers make themselves known: host:port or https://host:port of its members.")
     etcd_prefix: str = Field(default="/baton", min_length=1, description="Where in etcd this fleet is; the same on its workers.")
     etcd_grace_s: float = Field(default=30.0, ge=0, description="Seconds that servers which an etcd lost while it was away get to register again.")
-    admin_key_file: Path | None = Field(
-        default=None, description="Keys of operators, one a line; with it baton.v1.Fleet lists, adds, drains and removes servers."
-    )
     routing: RoutingPolicy = Field(default="least-load", description="How a request's servers are chosen.")
     routing_balance: float = Field(
         default=1.5,
@@ -115,7 +112,7 @@ class GatewaySettings(ServiceSettings):
         twice = sorted({address for address in named if named.count(address) > 1})
         if twice:
             raise ValueError(f"--prefill, --decode and --plain name {', '.join(twice)} more than once")
-        if self.registration or self.etcd or self.admin_key_file:
+        if self.registration or self.etcd:
             return self  # others may join later
         if bool(self.prefill) != bool(self.decode):
             have, lack = ("--prefill", "--decode") if self.prefill else ("--decode", "--prefill")

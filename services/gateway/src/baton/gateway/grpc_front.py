@@ -44,7 +44,7 @@ class InferenceServicer:
             whole = _whole(request)
             await self._answer(_request(whole, _generate_prompt(whole), caller, context, accepted_at), context)
         except GatewayError as error:
-            await _abort(context, error)
+            await abort(context, error)
 
     async def Chat(self, request: inference_pb2.ChatRequest | DecodeError, context: Context) -> None:  # noqa: N802
         accepted_at = time.monotonic()
@@ -53,7 +53,7 @@ class InferenceServicer:
             whole = _whole(request)
             await self._answer(_request(whole, _chat_prompt(whole), caller, context, accepted_at), context)
         except GatewayError as error:
-            await _abort(context, error)
+            await abort(context, error)
 
     async def ListModels(  # noqa: N802
         self, request: inference_pb2.ListModelsRequest | DecodeError, context: Context
@@ -61,12 +61,12 @@ class InferenceServicer:
         try:
             self._caller(context)
         except GatewayError as error:
-            await _abort(context, error)
+            await abort(context, error)
         return inference_pb2.ListModelsResponse(models=self._inference.models())
 
     def _caller(self, context: Context) -> Caller:
         """Asked before anything of the request is looked at. Raises UnauthenticatedError, ForbiddenError."""
-        shown = [value for key, value in context.invocation_metadata() or () if key == "authorization" and isinstance(value, str)]
+        shown = authorization(context)
         try:
             return self._doorkeeper.client(shown)
         except GatewayError as error:
@@ -117,6 +117,11 @@ def _lenient(kind: type[M]) -> Callable[[bytes], M | DecodeError]:
             return error
 
     return deserialize
+
+
+def authorization(context: Context) -> list[str]:
+    """The values of that header."""
+    return [value for key, value in context.invocation_metadata() or () if key == "authorization" and isinstance(value, str)]
 
 
 def _whole(request: M | DecodeError) -> M:
@@ -173,7 +178,8 @@ def _chat_prompt(request: inference_pb2.ChatRequest) -> ChatPrompt:
     return ChatPrompt([{"role": message.role, "content": message.content} for message in request.messages])
 
 
-async def _abort(context: Context, error: GatewayError) -> NoReturn:
+async def abort(context: Context, error: GatewayError) -> NoReturn:
+    """Ends the call with the error's status and details."""
     status = failure_status(error.failure(), error.violations())
     if error.retry_after_s is not None:
         status.details.add().Pack(error_details_pb2.RetryInfo(retry_delay=Duration(seconds=error.retry_after_s)))

@@ -4,33 +4,34 @@ from __future__ import annotations
 
 import grpc
 
-from baton.gateway.discovery.bearer import BearerKeys, Context, require_key
+from baton.gateway.callers import Caller, Doorkeeper
 from baton.gateway.discovery.membership import Membership, Offer, Source
 from baton.gateway.discovery.places import Places
+from baton.gateway.errors import GatewayError
 from baton.gateway.fleet import Fleet
+from baton.gateway.grpc_front import Context, abort, authorization
 from baton.gateway.worker import ROLES, Worker, leg_of
-from baton.servicekit import Watched, get_logger
+from baton.servicekit import get_logger
 from baton.wire.member import MemberError, check_address, role_name
 from baton.wire.v1 import fleet_pb2, fleet_pb2_grpc
 
 log = get_logger(__name__)
 
 SERVICE = "baton.v1.Fleet"
-KEY_FLAG = "--admin-key-file"
 
 
 class FleetAdmin(fleet_pb2_grpc.FleetServicer):
-    """One for a gateway that was given admin keys; it changes this gateway's fleet, and Drain the worker itself."""
+    """For callers with a key of role admin. Add and Remove change this gateway's fleet, Drain the worker itself."""
 
-    def __init__(self, membership: Membership, places: Places, fleet: Fleet, *, gateway_id: str, keys: Watched[BearerKeys]) -> None:
+    def __init__(self, membership: Membership, places: Places, fleet: Fleet, *, gateway_id: str, doorkeeper: Doorkeeper) -> None:
         self._membership = membership
         self._places = places
         self._fleet = fleet
         self._gateway_id = gateway_id
-        self._keys = keys
+        self._doorkeeper = doorkeeper
 
     async def List(self, request: fleet_pb2.ListWorkersRequest, context: Context) -> fleet_pb2.ListWorkersResponse:  # noqa: N802
-        await require_key(context, self._keys, KEY_FLAG)
+        await self._operator(context)
         return fleet_pb2.ListWorkersResponse(
             gateway_id=self._gateway_id,
             ready=self._fleet.ready,
@@ -39,7 +40,7 @@ class FleetAdmin(fleet_pb2_grpc.FleetServicer):
         )
 
     async def Add(self, request: fleet_pb2.AddWorkerRequest, context: Context) -> fleet_pb2.AddWorkerResponse:  # noqa: N802
-        await require_key(context, self._keys, KEY_FLAG)
+        operator = await self._operator(context)
         try:
             check_address(request.address, "address")
         except MemberError as error:
@@ -50,32 +51,39 @@ class FleetAdmin(fleet_pb2_grpc.FleetServicer):
         if there is not None and not there.leaving and there.leg is not leg_of(request.role):
             text = f"{request.address} is in the fleet as a {there.leg.value} server: remove it first"
             await context.abort(grpc.StatusCode.FAILED_PRECONDITION, text)
-        log.info("worker added by an operator", address=request.address, role=role_name(request.role), peer=context.peer())
+        log.info("worker added by an operator", address=request.address, role=role_name(request.role), operator=operator.key_id)
         self._membership.put(Offer(Source.ADDED, request.address, leg_of(request.role), request.address))
         self._places.sync()
         return fleet_pb2.AddWorkerResponse()
 
     async def Drain(self, request: fleet_pb2.DrainWorkerRequest, context: Context) -> fleet_pb2.DrainWorkerResponse:  # noqa: N802
-        await require_key(context, self._keys, KEY_FLAG)
+        operator = await self._operator(context)
         worker = await self._named(request.worker, context)
         if not worker.connected:
             await context.abort(grpc.StatusCode.FAILED_PRECONDITION, f"{worker.name} cannot be told: {worker.problem}; remove it instead")
-        log.info("worker drained by an operator", worker=worker.instance_id, address=worker.address, rooms=worker.num_rooms, peer=context.peer())
+        log.info("worker drained by an operator", worker=worker.instance_id, address=worker.address, rooms=worker.num_rooms, operator=operator.key_id)
         worker.outbox.put_drain()
         return fleet_pb2.DrainWorkerResponse(rooms=worker.num_rooms)
 
     async def Remove(self, request: fleet_pb2.RemoveWorkerRequest, context: Context) -> fleet_pb2.RemoveWorkerResponse:  # noqa: N802
-        await require_key(context, self._keys, KEY_FLAG)
+        operator = await self._operator(context)
         worker = await self._named(request.worker, context)
         rooms = worker.num_rooms
         log.info(
-            "worker removed by an operator", worker=worker.instance_id, address=worker.address, rooms=rooms, now=request.now, peer=context.peer()
+            "worker removed by an operator", worker=worker.instance_id, address=worker.address, rooms=rooms, now=request.now, operator=operator.key_id
         )
         self._membership.remove(worker.address, "an operator removed it")
         self._places.sync()
         if request.now:
             self._places.end_rooms(worker.address)
         return fleet_pb2.RemoveWorkerResponse(rooms=rooms)
+
+    async def _operator(self, context: Context) -> Caller:
+        """Ends the call of anybody else."""
+        try:
+            return self._doorkeeper.require_admin(authorization(context))
+        except GatewayError as error:
+            await abort(context, error)
 
     async def _named(self, name: fleet_pb2.WorkerName, context: Context) -> Worker:
         """Ends the call with NOT_FOUND when there is no such worker."""

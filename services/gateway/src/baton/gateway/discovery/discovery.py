@@ -7,8 +7,8 @@ from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import Any
 
+from baton.gateway.callers import Doorkeeper
 from baton.gateway.config import GatewaySettings
-from baton.gateway.discovery.admin import KEY_FLAG as ADMIN_KEY_FLAG
 from baton.gateway.discovery.admin import SERVICE as ADMIN_SERVICE
 from baton.gateway.discovery.admin import FleetAdmin
 from baton.gateway.discovery.bearer import BearerKeys
@@ -50,14 +50,12 @@ class Discovery:
         self._etcd = self._make_etcd()
         fleet.source_problems = self._problems
 
-    def serve(self, server: GrpcServer) -> None:
-        """Adds the services that workers and operators call, as far as the settings allow them."""
+    def serve(self, server: GrpcServer, doorkeeper: Doorkeeper) -> None:
+        """Adds the services that workers (where the settings let them register) and operators call."""
         if self._registry is not None:
             server.add(fleet_pb2_grpc.add_RegistryServicer_to_server, self._registry, REGISTRY_SERVICE)
-        if self._settings.admin_key_file is not None:
-            keys = self._keys(ADMIN_KEY_FLAG, self._settings.admin_key_file)
-            admin = FleetAdmin(self.membership, self.places, self._fleet, gateway_id=self._gateway_id, keys=keys)
-            server.add(fleet_pb2_grpc.add_FleetServicer_to_server, admin, ADMIN_SERVICE)
+        admin = FleetAdmin(self.membership, self.places, self._fleet, gateway_id=self._gateway_id, doorkeeper=doorkeeper)
+        server.add(fleet_pb2_grpc.add_FleetServicer_to_server, admin, ADMIN_SERVICE)
 
     def start(self) -> list[Coroutine[Any, Any, None]]:
         """Opens the places that the command line names. Returns what is to run from now on."""
