@@ -11,6 +11,7 @@ from typing import Any
 
 import grpc
 import grpc.aio
+import httpx
 import pytest
 from gateway_harness import Stack, eventually, rest
 from gateway_worker import ROLES, ScriptedWorker, by_the_book, silence
@@ -88,7 +89,12 @@ async def test_a_pair_registers_serves_and_leaves(start: Callable[..., Any]) -> 
         assert await serving(stack)
         reply = await stack.reply()
         assert reply.last.report.prefill_instance == prefill.instance_id
-        assert stack.gateway.fleet.counts()["decode"] == {"known": 1, "connected": 1, "usable": 1}
+        async with httpx.AsyncClient(base_url=stack.http) as client:
+            assert (await client.get("/ready")).json()["servers"] == {
+                "prefill": {"known": 1, "connected": 1, "usable": 1},
+                "decode": {"known": 1, "connected": 1, "usable": 1},
+                "plain": {"known": 0, "connected": 0, "usable": 0},
+            }
         await one.leave()
         await stack.ready(ready=False)
         assert not await serving(stack)

@@ -89,6 +89,7 @@ class OpenAIFront:
             "ready": ready,
             "draining": self.rooms.draining,
             "routes": len(self.inference.fleet.routes),
+            "servers": self.inference.fleet.counts(),
             "problems": self.inference.fleet.problems(),
             "paths": [
                 {

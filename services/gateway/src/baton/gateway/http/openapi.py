@@ -266,9 +266,10 @@ def _answers() -> Schema:
 
 def _readiness_fields(count: Schema) -> Schema:
     flag = {"type": "boolean"}
-    problems = {"type": "array", "items": {"type": "string"}, "description": "Why servers that were named cannot be used now."}
+    problems = {"type": "array", "items": {"type": "string"}, "description": "Why servers that are known cannot be used now."}
+    servers = {"type": "object", "description": "By role: how many servers are known, connected, and of use for a new request."}
     paths = {"type": "array", "items": {"type": "object"}, "description": "Pairs that are connected, with the transport between them."}
-    return {"ready": flag, "draining": flag, "routes": count, "problems": problems, "paths": paths, "rooms": count}
+    return {"ready": flag, "draining": flag, "routes": count, "servers": servers, "problems": problems, "paths": paths, "rooms": count}
 
 
 def _error() -> Schema:
