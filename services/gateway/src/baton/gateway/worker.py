@@ -5,7 +5,7 @@ from __future__ import annotations
 import enum
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -34,6 +34,9 @@ _LEGS = {role: leg for leg, role in ROLES.items()}
 _ROLE_NAMES: dict[int, str] = {number: name.removeprefix("ROLE_").lower() for name, number in common_pb2.Role.items()}
 
 MAX_WAITING_STARTS = 1024
+
+#: Streams that are woken between two looks at what else there is to do. Writing to one takes a tenth of a millisecond.
+STREAMS_A_TURN = 8
 
 
 def leg_of(role: common_pb2.Role.ValueType) -> Leg:
@@ -283,16 +286,22 @@ class Worker:
             code=code_number(grpc.StatusCode.UNAVAILABLE), origin=ORIGINS[self.leg], cause=f"{self.leg.value}_{what}", message=message
         )
 
-    def take(self, report: worker_pb2.Report) -> None:
+    def take(self, report: worker_pb2.Report) -> Iterator[None]:
         """Hands a report to the rooms: tokens first, because an event may end the room that they belong to.
 
+        To be gone through to its end; it yields after every few streams that it has woken, so that other work need not wait for all of them.
         Raises WorkerProtocolError for a report that cannot be read.
         """
         if not len(report.rooms) == len(report.indexes) == len(report.tokens):
             raise WorkerProtocolError(
                 f"{self.name} sent a report of {len(report.rooms)} rooms, {len(report.indexes)} indexes and {len(report.tokens)} tokens"
             )
+        last, num_woken = 0, 0
         for room, index, token in zip(report.rooms, report.indexes, report.tokens, strict=True):
+            if room != last:
+                last, num_woken = room, num_woken + 1
+                if num_woken % STREAMS_A_TURN == 0:
+                    yield
             held = self._rooms.get(room)
             if held is None:
                 self.counters["token_of_ended_room"] += 1

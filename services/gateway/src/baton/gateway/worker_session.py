@@ -85,13 +85,15 @@ class WorkerSession:
         self._worker.check(info)
         before = self._worker.instance_id
         self._worker.came(info)
-        self._worker.take(first)
+        for _ in self._worker.take(first):
+            pass
         self._log.info("worker connected", worker=info.instance_id, model=info.model, replaces=before if before != info.instance_id else "")
 
     async def _read(self, call: SessionCall) -> None:
         while isinstance(report := await call.read(), worker_pb2.Report):
             self._worker.heard(time.monotonic())
-            self._worker.take(report)
+            for _ in self._worker.take(report):
+                await asyncio.sleep(0)  # a step's tokens for hundreds of streams do not stand before a request that has just come
 
     async def _listen(self, stub: worker_pb2_grpc.WorkerAsyncStub) -> None:
         """Asks a worker that says nothing whether it is there: an idle one is silent too, and gRPC finds a frozen process only after 15 s.
