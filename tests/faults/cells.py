@@ -35,12 +35,15 @@ STOP_S = 10.0
 #: A request's own deadline in the table: longer than any fault lasts.
 DEADLINE_S = 60.0
 TOLD_WITHIN_S = 25.0
+#: A reset connection is noticed at once; the rest is a busy machine's.
+NOTICED_WITHIN_S = 3.0
 BACK_WITHIN_S = 40.0
 #: An answer's length, and how much of a stream is proof that it goes on.
 ENOUGH_TOKENS = 4
 HOLDS = {"BOOTSTRAPPING": "bootstrapping", "WAITING": "waiting", "TRANSFERRING": "transferring", "SUCCESS": "slow 0.05"}
 PROMPT = [100 + i * 7 % 4000 for i in range(256)]
 LONG_ANSWER = 1200
+UNDISTURBED = ("answered", "stream goes on")
 
 
 @dataclass
@@ -203,14 +206,17 @@ def drive(fleet: FaultFleet, fault: str, state: str, *, stop_s: float = STOP_S, 
         wait_for(lambda: watch.free_since is None, 10, "the room seen on a server")
         began = time.monotonic()
         over = strike(fleet, fault, caller, stop_s, cut_s)
-        fleet.hold(HOLDS[state] if state == "SUCCESS" else "")
+        if state != "SUCCESS":  # a long answer goes on at its pace
+            fleet.hold("")
         _observe(fleet, caller, outcome, began)
+        outcome.counted = counted(logs, caller.request_id)
         caller.close()
         wait_for(lambda: watch.free_since is not None, BACK_WITHIN_S, lambda: f"pages back after {fault} in {state}: {fleet.not_free()}")
         outcome.back_s = (watch.free_since or began) - began
         outcome.pages = _pages(outcome, over - began)
         outcome.quarantined = watch.quarantined
-        outcome.counted = counted(logs, caller.request_id)
+        if outcome.client not in UNDISTURBED:
+            outcome.counted = counted(logs, caller.request_id)  # what comes late is counted too
     finally:
         fleet.hold("")
         caller.close()
@@ -244,7 +250,10 @@ def strike(fleet: FaultFleet, fault: str, caller: Caller, stop_s: float, cut_s: 
     send: Callable[[signal.Signals], None] = caller.process.send_signal if where == "client" else fleet.party(where).running.send
     if kind == "kill":
         send(signal.SIGKILL)
-        return time.monotonic()
+        began = time.monotonic()
+        while caller.end is None and caller.process.poll() is None and time.monotonic() < began + NOTICED_WITHIN_S:
+            time.sleep(0.02)  # the room stays in its state until it is noticed
+        return began
     send(signal.SIGSTOP)
     try:
         time.sleep(stop_s)
@@ -300,7 +309,7 @@ def _pages(outcome: Outcome, over_s: float) -> str:
     assert outcome.back_s is not None
     kind = outcome.fault.split(" ")[0]
     after = {"kill": "at once", "stop": "when it goes on", "cut": "when it is healed"}[kind]
-    if outcome.client in ("answered", "stream goes on"):
+    if outcome.client in UNDISTURBED:
         return "with the answer's end"
     return "while the fault lasts" if kind != "kill" and outcome.back_s < over_s else after
 

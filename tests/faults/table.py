@@ -48,7 +48,7 @@ def read(path: Path = DOCUMENT) -> dict[tuple[str, str], Outcome]:
     for line in path.read_text(encoding="utf-8").splitlines():
         if line.startswith("## "):
             state = line.removeprefix("## ").strip()
-        if state in STATES and line.startswith("| ") and not line.startswith("| fault"):
+        if state in STATES and line.startswith("| ") and not line.startswith(("| fault", "| ---")):
             fault, client, counted, pages, quarantined, told, back = (cell.strip() for cell in line.strip("|").split("|"))
             found[fault, state] = Outcome(fault, state, client, counted, pages, _number(told), _number(back), quarantined == "yes")
     return found

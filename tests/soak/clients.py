@@ -1,0 +1,208 @@
+"""Many clients at once, over real sockets, half of them gRPC and half of them OpenAI HTTP; each request is judged."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+import time
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import grpc
+import grpc.aio
+import httpx
+from fleet import MODEL
+
+from baton.wire.channel import CHANNEL_OPTIONS
+from baton.wire.status import failure_from_error, origin_name, stage_name
+from baton.wire.v1 import common_pb2
+from baton.wire.v1 import inference_pb2 as pb
+from baton.wire.v1.inference_pb2_grpc import InferenceStub
+
+#: A request that has not ended this long after its deadline hangs.
+HANGS_AFTER_S = 15.0
+CANCELLED_PART = 0.08
+
+
+@dataclass(frozen=True)
+class Question:
+    """One prompt with its sampling."""
+
+    prompt: tuple[int, ...]
+    temperature: float
+    seed: int
+    max_tokens: int
+
+
+#: Of a sampled question: the most probable tokens only. Over the whole vocabulary the steps of the cumulative distribution are as narrow as what
+#: float32 rounds differently in another batch, so that a draw may fall to the neighbour.
+TOP_K = 8
+TEXT = Path(__file__).parents[2] / "LICENSE"
+
+
+def questions(model_path: Path, count: int, seed: int) -> list[Question]:
+    """Real text, and short, so that two cores can answer hundreds at once; every other one is sampled."""
+    from tokenizers import Tokenizer
+
+    dice = random.Random(seed)
+    ids = Tokenizer.from_file(str(model_path / "tokenizer.json")).encode(TEXT.read_text(encoding="utf-8")).ids
+    found = []
+    for number in range(count):
+        first, length = dice.randrange(len(ids) - 40), dice.choice((5, 9, 17, 24))
+        found.append(Question(tuple(ids[first : first + length]), 0.9 * (number % 2), number, dice.choice((4, 6, 8))))
+    return found
+
+
+@dataclass
+class Judgement:
+    """right: as the undisturbed run. failed: (code, cause, origin, stage) -> how many. wrong, nameless, hung: in words; there must be none."""
+
+    right: int = 0
+    cancelled: int = 0
+    cut_off: int = 0
+    failed: Counter[tuple[str, str, str, str]] = field(default_factory=Counter)
+    wrong: list[str] = field(default_factory=list)
+    nameless: list[str] = field(default_factory=list)
+    hung: list[str] = field(default_factory=list)
+    seconds: list[float] = field(default_factory=list)
+
+    @property
+    def num_failed(self) -> int:
+        return sum(self.failed.values())
+
+    @property
+    def total(self) -> int:
+        return self.right + self.cancelled + self.cut_off + self.num_failed + len(self.wrong) + len(self.nameless) + len(self.hung)
+
+
+class NamedError(Exception):
+    """A failure that says who ended the request, in which stage and why."""
+
+    def __init__(self, code: str, cause: str, origin: str, stage: str) -> None:
+        super().__init__(code, cause, origin, stage)
+        self.words = (code, cause, origin, stage)
+
+
+class GatewayGoneError(Exception):
+    """The connection to the gateway broke, or there is none: nobody was left who could have said why."""
+
+
+async def over_grpc(stub: InferenceStub, question: Question, deadline_s: float) -> list[int]:
+    drawn = {"temperature": question.temperature, "top_k": TOP_K, "seed": question.seed}
+    sampling = pb.SamplingParams(**drawn, max_tokens=question.max_tokens, ignore_eos=True)
+    request = pb.GenerateRequest(model=MODEL, token_ids=pb.TokenIds(ids=question.prompt), sampling=sampling)
+    try:
+        return [token async for message in stub.Generate(request, timeout=deadline_s) for token in message.token_ids]
+    except grpc.aio.AioRpcError as error:
+        failure = failure_from_error(error, origin=common_pb2.ORIGIN_UNSPECIFIED, cause="")
+        if failure.cause:
+            raise NamedError(error.code().name, failure.cause, origin_name(failure.origin), stage_name(failure.stage)) from error
+        if error.code() is grpc.StatusCode.DEADLINE_EXCEEDED:
+            raise NamedError("DEADLINE_EXCEEDED", "the client's own clock", "client", "UNSPECIFIED") from error
+        if error.code() is grpc.StatusCode.UNAVAILABLE:
+            raise GatewayGoneError(error.details()) from error
+        raise
+
+
+async def over_http(client: httpx.AsyncClient, question: Question, *, stream: bool) -> str:
+    body = {"model": MODEL, "prompt": list(question.prompt), "temperature": question.temperature, "top_k": TOP_K, "seed": question.seed}
+    body |= {"max_tokens": question.max_tokens, "ignore_eos": True, "stream": stream}
+    try:
+        if not stream:
+            response = await client.post("/v1/completions", json=body)
+            if response.status_code != 200:
+                raise _named(response.status_code, response.json())
+            return str(response.json()["choices"][0]["text"])
+        async with client.stream("POST", "/v1/completions", json=body) as response:
+            if response.status_code != 200:
+                raise _named(response.status_code, json.loads(await response.aread()))
+            return await _text_of(response)
+    except httpx.TransportError as error:
+        raise GatewayGoneError(repr(error)) from error
+
+
+async def _text_of(response: httpx.Response) -> str:
+    text = ""
+    async for line in response.aiter_lines():
+        data = line.removeprefix("data: ")
+        if data == "[DONE]":
+            return text
+        if data:
+            event = json.loads(data)
+            if "error" in event:
+                raise _named(response.status_code, event)
+            text += event["choices"][0]["text"]
+    raise GatewayGoneError("a stream without an end")
+
+
+def _named(status: int, body: dict[str, dict[str, str]]) -> NamedError:
+    error = body["error"]
+    return NamedError(f"HTTP {status}", error["code"], error.get("origin", "gateway"), error.get("stage", "UNSPECIFIED"))
+
+
+class Client:
+    """Number `number` of many: gRPC when it is even, HTTP when it is odd. It has a connection of its own to each gateway."""
+
+    def __init__(self, number: int, gateways: list[tuple[str, str]], deadline_s: float, seed: int) -> None:
+        """gateways: (gRPC, HTTP) host:port of each."""
+        self.number = number
+        self.dice = random.Random(seed * 100_003 + number)
+        self._deadline_s = deadline_s
+        self._channels = []
+        self._https = []
+        if number % 2 == 0:
+            self._channels = [grpc.aio.insecure_channel(address, options=CHANNEL_OPTIONS) for address, _ in gateways]
+        else:
+            self._https = [httpx.AsyncClient(base_url=f"http://{address}", timeout=deadline_s + HANGS_AFTER_S) for _, address in gateways]
+
+    @property
+    def protocol(self) -> str:
+        return "gRPC" if self._channels else "HTTP"
+
+    async def answer_of(self, question: Question, gateway: int) -> list[int] | str:
+        if self._channels:
+            return await over_grpc(InferenceStub(self._channels[gateway]), question, self._deadline_s)
+        return await over_http(self._https[gateway], question, stream=bool(self.dice.getrandbits(1)))
+
+    async def close(self) -> None:
+        for channel in self._channels:
+            await channel.close()
+        for http in self._https:
+            await http.aclose()
+
+
+async def ask(client: Client, question: Question, right: list[int] | str, gateway: int, down: Callable[[int], bool], into: Judgement) -> bool:
+    """One judged request; True when it was answered. `down`: whether that gateway is being restarted, or just was."""
+    leaves_after_s = client.dice.uniform(0.05, 4.0) if client.dice.random() < CANCELLED_PART else None
+    began = time.monotonic()
+    what = f"client {client.number} ({client.protocol}), {question}"
+    try:
+        async with asyncio.timeout(client._deadline_s + HANGS_AFTER_S if leaves_after_s is None else leaves_after_s):
+            answer = await client.answer_of(question, gateway)
+    except TimeoutError:
+        if leaves_after_s is None:
+            into.hung.append(f"{what}: no end {time.monotonic() - began:.0f} s after it was sent")
+        else:
+            into.cancelled += 1
+        return False
+    except NamedError as error:
+        into.failed[error.words] += 1
+        return False
+    except GatewayGoneError as error:
+        if down(gateway):
+            into.cut_off += 1
+        else:
+            into.nameless.append(f"{what}: its gateway was up, and yet: {error}")
+        return False
+    except grpc.aio.AioRpcError as error:
+        into.nameless.append(f"{what}: {error.code().name} {error.details()}")
+        return False
+    if answer != right:
+        into.wrong.append(f"{what}: {answer!r}, undisturbed it is {right!r}")
+        return False
+    into.right += 1
+    into.seconds.append(time.monotonic() - began)
+    return True
