@@ -98,7 +98,7 @@ def _prefill_rows(plain: Points, rough: StepCosts, max_batched: int) -> tuple[Ar
     A prompt that came while rows ran waited for half a step of theirs on average, and had them in its own steps."""
     rows, seconds = [], []
     for point in plain.first:
-        if not point.rows:
+        if not point.boundary_s:
             rows.append([1.0, _num_chunks(point.tokens, max_batched), point.tokens, float(point.tokens) ** 2, 0.0])
             seconds.append(point.seconds)
     for step in plain.mixed:
@@ -126,8 +126,8 @@ def first_token_s(costs: Costs, tokens: int, max_batched: int) -> float:
 
 
 def _with_split(costs: Costs, split: Points, max_batched: int) -> Costs:
-    idle = [point for point in split.first if not point.rows]
-    beside = [point for point in split.first if point.rows]
+    idle = [point for point in split.first if not point.boundary_s]
+    beside = [point for point in split.first if point.boundary_s]
     own = np.asarray([[1.0, first_token_s(costs, point.tokens, max_batched) - costs.request_s] for point in idle])
     bootstrap_s, prefill = map(float, fit(own, _seconds(idle)))
     bootstrap_s = max(0.0, bootstrap_s - costs.request_s)
@@ -141,9 +141,9 @@ def _with_split(costs: Costs, split: Points, max_batched: int) -> Costs:
 
 
 def _prefill_slowdown(beside: Sequence[FirstToken], costs: Costs, bootstrap_s: float, roles: Roles, max_batched: int) -> float:
-    """Of all their time together, so that long prompts count. Decode reserves pages between two steps: half a step of waiting on average."""
+    """Of all their time together, so that long prompts count. Decode reserves pages when its step ends, and the prompt starts after that."""
     own_s = sum(roles.prefill * (first_token_s(costs, point.tokens, max_batched) - costs.request_s) for point in beside)
-    waits_s = sum(costs.request_s + bootstrap_s + roles.decode * costs.steps.decode_s(point.rows, point.context) / 2 for point in beside)
+    waits_s = sum(point.boundary_s + bootstrap_s for point in beside)
     return (sum(point.seconds for point in beside) - waits_s) / own_s if own_s > 0 else LEAST_FACTOR
 
 
@@ -171,14 +171,14 @@ def _residuals(measured: Measured, costs: Costs) -> tuple[dict[str, Residuals], 
     steps, plain, split = costs.steps, measured.plain, measured.split
     decode = np.asarray([gap.seconds / steps.decode_s(gap.rows, gap.context) for gap in plain.decode])
     first = np.asarray(
-        [point.seconds / first_token_s(costs, point.tokens, measured.limits.max_batched_tokens) for point in plain.first if not point.rows]
+        [point.seconds / first_token_s(costs, point.tokens, measured.limits.max_batched_tokens) for point in plain.first if not point.boundary_s]
     )
     found = {"decode step": decode, "first token, idle server": first}
     if plain.mixed:
         fitted = [steps.step_s(step.tokens, step.tokens**2, step.rows, step.context) for step in plain.mixed]
         found["step with a prompt and rows"] = np.asarray([step.seconds for step in plain.mixed]) / np.asarray(fitted)
     if split.first:
-        idle = [point for point in split.first if not point.rows]
+        idle = [point for point in split.first if not point.boundary_s]
         found["first token, idle split"] = np.asarray([point.seconds for point in idle]) / np.asarray(
             [_split_first_s(costs, point.tokens, measured.limits.max_batched_tokens) for point in idle]
         )

@@ -14,25 +14,28 @@ MOST_CONDITION = 1e8
 
 
 def fit(columns: Array, measured: Array) -> Array:
-    """Coefficients, [columns], that make `columns` @ coefficients nearest to `measured` [rows], relative to each measured value (above 0).
+    """Coefficients, [columns], that make `columns` @ coefficients nearest to `measured` [rows], relative to the fitted values.
 
-    Exact over all choices of which coefficients are zero, so for few columns only. Outliers weigh less, by Huber's rule."""
-    rows = columns / measured[:, None]
+    Exact over all choices of which coefficients are zero, so for few columns only. Outliers weigh less, by Huber's rule: relative to what was
+    fitted, so that a few values near nothing (two messages that were read at once) do not pull everything down to them."""
+    scale = np.full(len(measured), max(float(np.median(measured)), 1e-12))
     weights = np.ones(len(measured))
-    found = _solve(rows, weights)
+    found = np.zeros(columns.shape[1])
     for _ in range(NUM_ROUNDS):
-        residuals = np.abs(rows @ found - 1)
+        found = _solve(columns / scale[:, None], measured / scale, weights)
+        fitted = columns @ found
+        scale = np.maximum(fitted, 1e-3 * float(np.median(fitted)) + 1e-15)
+        residuals = np.abs(measured / scale - 1)
         limit = HUBER * max(1.4826 * float(np.median(residuals)), 1e-9)
         weights = np.minimum(1.0, limit / np.maximum(residuals, 1e-12))
-        found = _solve(rows, weights)
     return found
 
 
-def _solve(rows: Array, weights: Array) -> Array:
+def _solve(rows: Array, goals: Array, weights: Array) -> Array:
     scale = np.sqrt((rows**2).mean(0))
     usable = [column for column in range(rows.shape[1]) if scale[column] > 0]
     scaled = rows[:, usable] / scale[usable]
-    products, goal = scaled.T @ (weights[:, None] * scaled), scaled.T @ weights
+    products, goal = scaled.T @ (weights[:, None] * scaled), scaled.T @ (weights * goals)
     best, best_cost = np.zeros(len(usable)), 0.0
     for size in range(1, len(usable) + 1):
         for chosen in combinations(range(len(usable)), size):

@@ -11,8 +11,10 @@ from baton.bench.runfile import Run
 from baton.bench.sample import Sample
 
 Array = npt.NDArray[np.float64]
-#: A first token this much after a gap's end was made by the same step.
-SAME_STEP_S = 0.004
+#: A first token so near to a gap's end, or within this part of the gap, was made by the same step.
+SAME_STEP_S, SAME_STEP_PART = 0.004, 0.15
+#: A request sent so shortly before or after a step's start may have come in time for it or not.
+ON_THE_WAY_S = 0.01
 
 
 @dataclass(frozen=True)
@@ -27,12 +29,14 @@ class DecodeGap:
 
 @dataclass(frozen=True)
 class FirstToken:
-    """A prompt that no other prompt competed with. `rows`, `context`: of the streams that ran beside it."""
+    """A prompt that no other prompt competed with. `rows`: of the streams that ran beside it.
+
+    `boundary_s`: from its sending until the step that these were in ended; decode reserves its pages then."""
 
     tokens: int
     seconds: float
     rows: int = 0
-    context: int = 0
+    boundary_s: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -85,6 +89,7 @@ class _Repeat:
         self._first = np.asarray([sample.token_s[0] for sample in samples])
         self._last = np.asarray([sample.token_s[-1] for sample in samples])
         self._prompt = np.asarray([sample.prompt_tokens or 0 for sample in samples])
+        self._tokens = np.sort(np.concatenate([sample.token_s for sample in samples]))
         # A prompt of a split is out of prefill's way when its first token is drawn, and joins the rows some time after.
         self._joined = self._first if not is_split else np.asarray([sample.token_s[min(1, len(sample.token_s) - 1)] for sample in samples])
 
@@ -105,14 +110,17 @@ class _Repeat:
             if sample.token_counts[place + 1] != 1:
                 continue
             rows, context = self._streams(start, end)
-            prefills = np.flatnonzero((self._sent < end) & (self._first > start))
             if self._is_split:
                 if not self._changes(start, end) and (beside := self._beside(start, end)) is not None:
                     yield DecodeGap(rows, context, end - start, beside)
-            elif not len(prefills):
-                if not self._changes(start, end):
-                    yield DecodeGap(rows, context, end - start)
-            elif len(prefills) == 1 and self._was_one_step(prefills[0], start, end, rows):
+                continue
+            if (np.abs(self._sent - start) < ON_THE_WAY_S).any():
+                continue
+            # What is sent while a step runs waits for its end.
+            prefills = np.flatnonzero((self._sent < start) & (self._first > start))
+            if not len(prefills):
+                yield DecodeGap(rows, context, end - start)
+            elif len(prefills) == 1 and self._was_one_step(prefills[0], end, end - start, rows):
                 yield MixedStep(int(self._prompt[prefills[0]]), rows, context, end - start)
 
     def _beside(self, start: float, end: float) -> bool | None:
@@ -121,10 +129,10 @@ class _Repeat:
             return True
         return None if ((self._sent < end) & (self._first > start)).any() else False
 
-    def _was_one_step(self, prompt: int, start: float, end: float, rows: int) -> bool:
-        """Whether this step computed the whole prompt: it came during the step before, and its first token with the end of this one."""
+    def _was_one_step(self, prompt: int, end: float, gap_s: float, rows: int) -> bool:
+        """Whether this step computed the whole prompt: its first token came with the step's end."""
         whole = self._prompt[prompt] <= self._limits.prompt_budget(rows)
-        return bool(whole and self._sent[prompt] <= start and abs(self._first[prompt] - end) < SAME_STEP_S)
+        return bool(whole and abs(self._first[prompt] - end) < max(SAME_STEP_S, SAME_STEP_PART * gap_s))
 
     def _streams(self, start: float, end: float) -> tuple[int, int]:
         """Rows of the step from `start` to `end`, and the tokens that they attend to."""
@@ -139,15 +147,20 @@ class _Repeat:
         return bool((np.abs(self._joined - middle) < within).any() or (np.abs(self._last - middle) < within).any())
 
     def _firsts(self) -> Iterator[FirstToken]:
-        for number, sample in enumerate(self._samples):
+        for number in range(len(self._samples)):
             sent, first = self._sent[number], self._first[number]
             others = (self._sent < first) & (self._first > sent)
             others[number] = False
             if others.any():
                 continue
-            streaming = (self._first < first) & (self._last > sent)
-            rows, context = self._streams(sent, first) if streaming.any() else (0, 0)
-            yield FirstToken(int(self._prompt[number]), float(first - sample.sent_s), rows if streaming.any() else 0, context)
+            if not ((self._first < first) & (self._last > sent)).any():
+                yield FirstToken(int(self._prompt[number]), float(first - sent))
+                continue
+            after = self._tokens[np.searchsorted(self._tokens, sent, side="right") :]
+            boundary_s = float(after[0] - sent)
+            # The neighbour must have been busy all the time.
+            if boundary_s >= ON_THE_WAY_S and ((self._joined <= sent) & (self._last >= first)).any():
+                yield FirstToken(int(self._prompt[number]), float(first - sent), self._streams(sent, first)[0], boundary_s)
 
     def _transfers(self) -> Iterator[Transfer]:
         for sample in self._samples:

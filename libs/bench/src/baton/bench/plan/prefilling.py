@@ -6,7 +6,8 @@ from baton.bench.plan.host import Host
 from baton.bench.plan.job import Job
 from baton.bench.plan.line import Line
 from baton.bench.plan.links import Links
-from baton.bench.plan.server import Scatter, Stepping, World, square_of
+from baton.bench.plan.seats import StepLoad, square_of
+from baton.bench.plan.server import Scatter, Stepping, World
 
 
 class PrefillServer(Stepping):
@@ -30,7 +31,7 @@ class PrefillServer(Stepping):
         self._line.push(job)
         self.wake()
 
-    def _plan(self) -> tuple[int, int, int, int] | None:
+    def _plan(self) -> StepLoad | None:
         self._admit()
         if not self._computing:
             return None
@@ -44,7 +45,7 @@ class PrefillServer(Stepping):
             tokens += count
             square += square_of(job.computed, count)
             self._chunks.append((job, count))
-        return tokens, square, 0, 0
+        return StepLoad(tokens, square, 0, 0)
 
     def _admit(self) -> None:
         while self._line and len(self._computing) < self._limits.max_running:

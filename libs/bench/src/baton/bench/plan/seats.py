@@ -1,9 +1,24 @@
 """What runs on a server that decodes: rows, prompts that are computed in chunks beside them, and who gives way when pages run out."""
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 from baton.bench.plan.job import Job, ServerLimits
 from baton.bench.plan.rows import Rows
+
+
+class StepLoad(NamedTuple):
+    """What a step costs by: tokens of prompts and their square, decode rows and the tokens that they attend to."""
+
+    tokens: int
+    square: int
+    rows: int
+    context: int
+
+
+def square_of(start: int, count: int) -> int:
+    """Of a chunk: what its attention costs, so that the chunks of a prompt have the square of its length together."""
+    return count * (2 * start + count)
 
 
 class Seats:
@@ -14,6 +29,7 @@ class Seats:
         self.rows = Rows(limits)
         self.prompts: list[Job] = []
         self._retracted: list[Job] = []
+        self._chunks: list[tuple[Job, int]] = []
         self._next_ticket = 0
         self.num_retractions = 0
         self._most_growth = limits.pages_for(limits.growth_tokens) + 1
@@ -57,26 +73,38 @@ class Seats:
         while self.rows.free < self.rows.num_crossing:
             self._retract(max((*self.rows.jobs(), *self.prompts), key=lambda job: job.ticket))
 
-    def chunks(self) -> list[tuple[Job, int]]:
-        """(prompt, tokens of it) for the step, oldest first, within the tokens that rows leave."""
-        budget = self._limits.prompt_budget(self.rows.num)
-        found = []
-        for job in self.prompts:
-            if budget <= 0:
-                break
-            count = min(job.length - job.computed, budget)
-            budget -= count
-            found.append((job, count))
-        return found
+    def plan(self) -> StepLoad | None:
+        """Chunks of prompts, oldest first, within the tokens that rows leave; None: nothing to compute.
 
-    def advance(self, chunks: list[tuple[Job, int]], ends: Sequence[float]) -> list[Job]:
-        """Steps have ended (one, if there were chunks): who ended with them."""
+        A prompt with a single token left is a row like any other, as it is to the engine."""
+        if not self.num_running:
+            return None
+        self._chunks = [(job, 1) for job in self.prompts if job.length - job.computed == 1]
+        rows, context = self.rows.num + len(self._chunks), self.rows.context + sum(job.length for job, _ in self._chunks)
+        budget, tokens, square = self._limits.prompt_budget(rows), 0, 0
+        for job in self.prompts:
+            missing = job.length - job.computed
+            if missing > 1 and budget > 0:
+                count = min(missing, budget)
+                budget -= count
+                tokens += count
+                square += square_of(job.computed, count)
+                self._chunks.append((job, count))
+        return StepLoad(tokens, square, rows, context)
+
+    def num_steady(self, most: int) -> int:
+        """Steps as the one that was planned last, at most `most`."""
+        return 1 if self._chunks else self.rows.num_steady(most)
+
+    def advance(self, ends: Sequence[float]) -> list[Job]:
+        """The planned steps have ended: who ended with them."""
         ended, now = self.rows.advance(ends), ends[-1]
-        for job, count in chunks:
+        for job, count in self._chunks:
             job.computed += count
             if job.computed == job.length:
                 self.prompts.remove(job)
                 self._draw(job, now, ended)
+        self._chunks = []
         return ended
 
     def _draw(self, job: Job, now: float, ended: list[Job]) -> None:

@@ -13,6 +13,7 @@ from baton.bench.plan.clock import Clock
 from baton.bench.plan.costs import Costs
 from baton.bench.plan.host import Host
 from baton.bench.plan.job import Job, ServerLimits
+from baton.bench.plan.seats import StepLoad
 
 #: Draws of a step's jitter that are made at a time.
 NUM_DRAWS = 4096
@@ -40,11 +41,6 @@ class Scatter:
 
     def next(self) -> float:
         return next(self._values)
-
-
-def square_of(start: int, count: int) -> int:
-    """Of a chunk: what its attention costs, so that the chunks of a prompt have the square of its length together."""
-    return count * (2 * start + count)
 
 
 class Stepping(ABC):
@@ -124,8 +120,8 @@ class Stepping(ABC):
         """Steps without chunks that would be alike, at most `most`."""
 
     @abstractmethod
-    def _plan(self) -> tuple[int, int, int, int] | None:
-        """(prompt tokens, their square, rows, context) of the next step; None: nothing to compute."""
+    def _plan(self) -> StepLoad | None:
+        """The next step; None: nothing to compute."""
 
     @abstractmethod
     def _finish(self, ends: Sequence[float]) -> None:

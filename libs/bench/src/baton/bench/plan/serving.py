@@ -5,8 +5,8 @@ from collections.abc import Callable, Sequence
 from baton.bench.plan.host import Host
 from baton.bench.plan.job import Job
 from baton.bench.plan.line import Line
-from baton.bench.plan.seats import Seats
-from baton.bench.plan.server import Scatter, Stepping, World, square_of
+from baton.bench.plan.seats import Seats, StepLoad
+from baton.bench.plan.server import Scatter, Stepping, World
 
 
 class PlainServer(Stepping):
@@ -16,27 +16,16 @@ class PlainServer(Stepping):
         super().__init__(world, number, host, scatters, factor)
         self.seats = Seats(world.limits)
         self.line = Line(world.limits.max_passes)
-        self._chunks: list[tuple[Job, int]] = []
 
     def add(self, job: Job) -> None:
         self.line.push(job)
         self.wake()
 
-    def _plan(self) -> tuple[int, int, int, int] | None:
-        seats = self.seats
-        seats.resume()
+    def _plan(self) -> StepLoad | None:
+        self.seats.resume()
         self._admit()
-        if not seats.num_running:
-            return None
-        seats.make_room()
-        self._chunks = seats.chunks()
-        tokens = square = 0
-        for job, count in self._chunks:
-            if job.started_s < 0:
-                job.started_s = self._clock.now
-            tokens += count
-            square += square_of(job.computed, count)
-        return tokens, square, seats.rows.num, seats.rows.context
+        self.seats.make_room()
+        return self.seats.plan()
 
     def _admit(self) -> None:
         while self.line and len(self.seats) < self._limits.max_running:
@@ -44,6 +33,7 @@ class PlainServer(Stepping):
             if job is None:
                 return
             self.seats.give_ticket(job)
+            job.started_s = self._clock.now
             self.seats.start_prompt(job)
 
     def _fits(self, job: Job) -> bool:
@@ -52,10 +42,10 @@ class PlainServer(Stepping):
         return self.seats.has_room_for(self.seats.growth(job, 0))
 
     def _num_steady(self, most: int) -> int:
-        return self.seats.rows.num_steady(most)
+        return self.seats.num_steady(most)
 
     def _finish(self, ends: Sequence[float]) -> None:
-        for job in self.seats.advance(self._chunks, ends):
+        for job in self.seats.advance(ends):
             self._world.on_ended(job)
 
 
@@ -69,7 +59,6 @@ class DecodeServer(Stepping):
         self._in_transfer: dict[int, Job] = {}
         self._reserving: dict[int, Callable[[Job], None]] = {}
         self._landed: list[Job] = []
-        self._chunks: list[tuple[Job, int]] = []
 
     def add(self, job: Job, reserved: Callable[[Job], None]) -> None:
         """`reserved` is called once its pages are held."""
@@ -82,17 +71,12 @@ class DecodeServer(Stepping):
         self._landed.append(job)
         self.wake()
 
-    def _plan(self) -> tuple[int, int, int, int] | None:
+    def _plan(self) -> StepLoad | None:
         self._take_landed()
         self.seats.resume()
         self._reserve()
-        if not self.seats.num_running:
-            return None
         self.seats.make_room()
-        self._chunks = self.seats.chunks()
-        tokens = sum(count for _, count in self._chunks)
-        square = sum(square_of(job.computed, count) for job, count in self._chunks)
-        return tokens, square, self.seats.rows.num, self.seats.rows.context
+        return self.seats.plan()
 
     def _take_landed(self) -> None:
         landed, self._landed = self._landed, []
@@ -125,8 +109,8 @@ class DecodeServer(Stepping):
         return self.seats.has_room_for(self.seats.growth(job, 0), promised)
 
     def _num_steady(self, most: int) -> int:
-        return self.seats.rows.num_steady(most)
+        return self.seats.num_steady(most)
 
     def _finish(self, ends: Sequence[float]) -> None:
-        for job in self.seats.advance(self._chunks, ends):
+        for job in self.seats.advance(ends):
             self._world.on_ended(job)

@@ -1,0 +1,178 @@
+"""Does the simulator of `baton plan` predict what real servers do? Real services on this machine, each pinned to a core of its own.
+
+    python benchmarks/plan_against_measured.py --requests 80
+
+Calibrates with one plain server and one pair, then measures one plain server, two plain servers and a pair under two Poisson loads each, and
+simulates the same requests at the same times. Prints predicted against measured; exits with 1 if p50 is off by more than 15 % or p99 by more
+than 25 %. Predictions are made from the calibration alone: no measured load is fitted to.
+"""
+
+import argparse
+import asyncio
+import json
+import statistics
+import sys
+import tempfile
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from rich.console import Console
+
+from baton.bench import ArrivalOptions, Asking, Contestant, Plan, WorkloadOptions, load_run, measure, open_target, summarise
+from baton.bench.decide.machine import describe_machine
+from baton.bench.plan import (
+    Calibration,
+    Effort,
+    FleetShape,
+    Prediction,
+    ServerLimits,
+    calibrate,
+    calibration_markdown,
+    from_runs,
+    measure_stages,
+    predict,
+    replayed,
+    save_calibration,
+)
+from baton.bench.runfile import Run
+from baton.cli.decide_pool import Pool, parse_devices, topologies_of
+from baton.cli.demo import watched
+from baton.cli.fleet import FleetOptions
+from baton.cli.model.progress import ConsoleReporter
+from baton.cli.up import progress_line, resolve_model, supervised
+
+TARGETS = {"p50": 0.15, "p99": 0.25}
+FIGURES = ("ttft_p50_ms", "ttft_p99_ms", "itl_p50_ms", "itl_p99_ms")
+#: Of what one plain server can do, by the calibration.
+USES = (0.35, 0.65)
+MIXED_PROMPT_TOKENS = 96
+LIMITS = ServerLimits(mixed_prompt_tokens=MIXED_PROMPT_TOKENS)
+SHAPES = {
+    "one": FleetShape(num_plain=1, limits=LIMITS),
+    "copies": FleetShape(num_plain=2, limits=LIMITS, num_per_host=2),
+    "split-1-1": FleetShape(num_prefill=1, num_decode=1, limits=ServerLimits(), num_per_host=2),
+}
+#: Load of each topology over that of one plain server.
+SCALES = {"one": 1.0, "copies": 1.7, "split-1-1": 1.2}
+WORKLOAD = WorkloadOptions("chat", seed=7, prompt_words=12, document_words=160, document_share=0.2, answer_tokens=20)
+MEAN_PROMPT, MEAN_ANSWER = 60, 21
+DRAIN_TIMEOUT_S = 5.0
+NUM_SEEDS = 8
+
+
+@dataclass(frozen=True)
+class Row:
+    topology: str
+    rate_rps: float
+    figure: str
+    measured: float
+    predicted: float
+    low: float
+    high: float
+
+    @property
+    def off(self) -> float:
+        return self.predicted / self.measured - 1
+
+    @property
+    def is_met(self) -> bool:
+        return abs(self.off) <= TARGETS["p50" if "p50" in self.figure else "p99"]
+
+
+def rate_of(calibration: Calibration, use: float) -> float:
+    """At which one plain server would be busy so much of its time, with a few streams in each step."""
+    steps = calibration.costs.steps
+    rows = 3
+    work_s = steps.prefill_s(MEAN_PROMPT, MEAN_PROMPT**2) + MEAN_ANSWER * steps.decode_s(rows, 80 * rows) / rows
+    return use / work_s
+
+
+async def measured_runs(
+    addresses: dict[str, str], model: str, arguments: argparse.Namespace, folder: Path, console: Console
+) -> tuple[Calibration, list[Run]]:
+    reporter = ConsoleReporter(console)
+    targets = {name: open_target(f"grpc://{address}", "completions", Asking(model)) for name, address in addresses.items()}
+    try:
+        contestants = [Contestant("plain", model, targets["one"]), Contestant("split", model, targets["split-1-1"])]
+        effort = Effort(longest_words=256, most_rows=6, num_each=arguments.each)
+        before = await measure_stages(contestants, folder / "before", effort, 100, reporter.step)
+        rough = calibrate(from_runs(before["plain"], before["split"], LIMITS, "first half"))
+        runs = []
+        for use in USES:
+            for name, target in targets.items():
+                rate = SCALES[name] * rate_of(rough, use)
+                plan = Plan(WORKLOAD, ArrivalOptions(rate_rps=rate, seed=round(100 * use)), arguments.requests, num_warm_up=2)
+                (path,) = await measure(plan, [Contestant(name, model, target)], folder / f"use-{use:g}", reporter.step)
+                runs.append(load_run(path))
+        # Half of the calibration before and half after, so that a machine that slows down or speeds up does so for both.
+        after = await measure_stages(contestants, folder / "after", effort, 900, reporter.step)
+    finally:
+        for target in targets.values():
+            await target.aclose()
+    source = "one plain server and one pair on this machine, before and after"
+    return calibrate(from_runs(before["plain"] + after["plain"], before["split"] + after["split"], LIMITS, source)), runs
+
+
+def rows_of(run: Run, prediction: Prediction) -> list[Row]:
+    latencies = summarise(run).latencies
+    assert latencies.ttft_ms is not None
+    assert latencies.itl_ms is not None
+    measured = (latencies.ttft_ms.p50, latencies.ttft_ms.p99, latencies.itl_ms.p50, latencies.itl_ms.p99)
+    rate = float(run.header.arrivals.split()[1])
+    bands = [prediction.figures[figure] for figure in FIGURES]
+    return [
+        Row(run.header.name, rate, figure, value, band.middle, band.low, band.high)
+        for figure, value, band in zip(FIGURES, measured, bands, strict=True)
+    ]
+
+
+def show(rows: list[Row], calibration: Calibration) -> None:
+    print("| topology | requests/s | | measured | predicted (least to most) | off | |\n|---|---|---|---|---|---|---|")
+    for row in rows:
+        band = f"{row.predicted:.1f} ({row.low:.1f} to {row.high:.1f})"
+        verdict = "met" if row.is_met else "MISSED"
+        print(f"| {row.topology} | {row.rate_rps:.2f} | {row.figure} | {row.measured:.1f} | {band} | {100 * row.off:+.1f} % | {verdict} |")
+    for kind, allowed in TARGETS.items():
+        off = [abs(row.off) for row in rows if kind in row.figure]
+        num_met = sum(row.is_met for row in rows if kind in row.figure)
+        spread = f"median off {100 * statistics.median(off):.1f} %, most {100 * max(off):.1f} %"
+        print(f"\n{kind}: {num_met} of {len(off)} within {100 * allowed:.0f} %; {spread}")
+    print(f"\n{calibration_markdown(calibration)}")
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", default="smollm2", help="a name of `baton model list`, or a Hugging Face folder")
+    parser.add_argument("--devices", default="cpu:0,cpu:1", help="two devices, as `baton decide` names them")
+    parser.add_argument("--requests", type=int, default=80, help="requests of each measured load")
+    parser.add_argument("--each", type=int, default=6, help="requests of each point of a calibration")
+    parser.add_argument("--out", type=Path, help="folder for raw samples, calibration.json and rows.json; a temporary one when not given")
+    arguments = parser.parse_args()
+    console = Console(stderr=True)
+    model_path, model_name = resolve_model(arguments.model)
+    folder = arguments.out or Path(tempfile.mkdtemp(prefix="baton-plan-"))
+    folder.mkdir(parents=True, exist_ok=True)
+    devices = parse_devices(arguments.devices)
+    machine = describe_machine(with_gpus=any(device.is_gpu for device in devices))
+    topologies = topologies_of(len(devices), [(1, 1)])
+    options = FleetOptions(model_path, model_name, http_port=0, grpc_port=0, bootstrap_port=0)
+    with supervised(DRAIN_TIMEOUT_S, console, verbose=False) as supervisor:
+        pool = Pool(options, devices, topologies, supervisor)
+        with progress_line(console) as note:
+            addresses = pool.start(["split"], (), note)
+            addresses |= pool.start(["one", "copies"], ("--mixed-prompt-tokens", str(MIXED_PROMPT_TOKENS)), note)
+        addresses = {name: addresses[name] for name in SHAPES}
+        calibration, runs = asyncio.run(watched(supervisor, measured_runs(addresses, model_name, arguments, folder, console)))
+    rows = []
+    for run in runs:
+        load = replayed(run.samples)
+        rows += rows_of(run, predict(calibration, SHAPES[run.header.name], lambda seed, load=load: load, NUM_SEEDS, warm_up_share=0.0))
+    save_calibration(calibration, folder / "calibration.json")
+    (folder / "rows.json").write_text(json.dumps([asdict(row) for row in rows], indent=1) + "\n")
+    print(f"{machine.cpu}, {machine.num_cores} cores, load average {machine.load_average:.2f} before the start\n")
+    show(rows, calibration)
+    return 0 if all(row.is_met for row in rows) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
