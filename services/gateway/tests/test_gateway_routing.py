@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from baton.gateway.prefix_index import PrefixIndex
-from baton.gateway.routing import Router, load_of
+from baton.gateway.routing import Decision, Router, load_of
 
 POLICIES = ["least-load", "power-of-two", "round-robin", "prefix-aware"]
 
@@ -79,24 +79,31 @@ def test_round_robin_takes_each_once_in_a_round(loads: list[tuple[int, ...]]) ->
 # --- prefix-aware
 
 
+def send(router: Router, ways: list[Way], prompt: list[int]) -> Decision[Way]:
+    """As the dispatcher does."""
+    decision = router.choose(ways, prompt)
+    router.sent(decision.route.servers, prompt)
+    return decision
+
+
 def test_a_prompt_goes_where_its_prefix_is() -> None:
     ways, router = pairs([(0, 0)] * 4), Router("prefix-aware")
-    first = router.choose(ways, list(range(40)))
+    first = send(router, ways, list(range(40)))
     assert first.reason == "no_prefix"
     for number in range(8):
-        again = router.choose(ways, [*range(32), 1000 + number])
+        again = send(router, ways, [*range(32), 1000 + number])
         assert again.route is first.route
         assert (again.reason, again.prefix_tokens) == ("prefix", 32)
     assert router.prefix_tokens == 8 * 32
-    other = router.choose(ways, [999, *range(39)])  # the same tokens one place on are another prefix
+    other = send(router, ways, [999, *range(39)])  # the same tokens one place on are another prefix
     assert other.reason == "no_prefix"
 
 
 def test_of_two_prefixes_the_longer_one_counts() -> None:
     ways, router = pairs([(0,), (0,)]), Router("prefix-aware")
-    short = router.choose([ways[0]], list(range(8))).route
-    long = router.choose([ways[1]], list(range(20))).route
-    decision = router.choose(ways, list(range(40)))
+    short = send(router, [ways[0]], list(range(8))).route
+    long = send(router, [ways[1]], list(range(20))).route
+    decision = send(router, ways, list(range(40)))
     assert decision.route is long is not short
     assert decision.prefix_tokens == 20
 
@@ -105,16 +112,16 @@ def test_an_overloaded_server_is_left_and_found_again() -> None:
     """Left once it has more in flight than 1.5 times the mean and what the prefix spares: 1.5 * (L + 100) / 2 + 400 < L from L = 1,901 on."""
     ways, router = pairs([(0,), (100,)]), Router("prefix-aware", balance=1.5)
     prompt = list(range(400))
-    assert router.choose(ways, prompt).route is ways[0]
+    assert send(router, ways, prompt).route is ways[0]
     ways[0].servers[0].tokens_in_flight = 1899
-    assert router.choose(ways, prompt).reason == "prefix"
+    assert send(router, ways, prompt).reason == "prefix"
     ways[0].servers[0].tokens_in_flight = 1901
-    left = router.choose(ways, prompt)
+    left = send(router, ways, prompt)
     assert left.route is ways[1]
     assert (left.reason, left.prefix_tokens) == ("prefix_overloaded", 0)
-    assert router.choose(ways, prompt).route is ways[1]  # which holds it too by now, and is lighter
+    assert send(router, ways, prompt).route is ways[1]  # which holds it too by now, and is lighter
     ways[0].servers[0].tokens_in_flight = 0
-    assert router.choose(ways, prompt).route is ways[0]
+    assert send(router, ways, prompt).route is ways[0]
 
 
 @given(some_loads, st.lists(st.tuples(some_tokens, some_loads), max_size=12), st.floats(1, 4))
@@ -125,18 +132,28 @@ def test_sticking_is_bounded_by_load(loads: list[tuple[int, ...]], later: list[t
         for way, both in zip(ways, new, strict=False):
             for server, load in zip(way.servers, both, strict=False):
                 server.tokens_in_flight = load
-        decision = router.choose(ways, prompt)
+        decision = send(router, ways, prompt)
         mean = sum(load_of(way)[0] for way in ways) / len(ways)
         load = load_of(decision.route)
         assert load == min(map(load_of, ways)) or load[0] <= balance * mean + decision.prefix_tokens
 
 
+def test_a_prompt_that_was_computed_elsewhere_is_not_thought_to_be_there() -> None:
+    """Decode computed it itself: prefill never saw it."""
+    ways, router = pairs([(0, 0), (0, 0)]), Router("prefix-aware")
+    prompt = list(range(16))
+    first = router.choose(ways, prompt).route
+    router.sent(first.servers[1:], prompt)
+    again = router.choose(ways, prompt)
+    assert (again.route, again.reason, again.prefix_tokens) == (first, "prefix_on_decode", 0)
+
+
 def test_a_process_that_is_gone_holds_nothing() -> None:
     ways, router = pairs([(0,), (0,)]), Router("prefix-aware")
     prompt = list(range(16))
-    held = router.choose(ways, prompt).route
+    held = send(router, ways, prompt).route
     router.forget(held.servers[0].instance_id)
-    assert router.choose(ways, prompt).reason == "no_prefix"
+    assert send(router, ways, prompt).reason == "no_prefix"
 
 
 # --- the index

@@ -56,6 +56,7 @@ class Dispatcher:
         route = decision.route
         order.span.set_attributes({"baton.routing": decision.reason, "baton.prefix_tokens": decision.prefix_tokens})
         route = self.local.place(route, order.admitted.prompt)
+        self.router.sent(route.servers, order.admitted.prompt)
         for server in route.servers:
             server.breaker.chosen(now)
         passage = self._passage(order, route, follows)

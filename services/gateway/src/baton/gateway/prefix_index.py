@@ -5,14 +5,13 @@ An approximation: servers evict as they like and nobody is asked. A wrong guess 
 
 from __future__ import annotations
 
-import hashlib
 from array import array
 from collections.abc import Sequence
 
 #: Of one server, whatever its pool holds: about 8 MB of hashes.
 MAX_BLOCKS = 65_536
-#: Of one prompt: what is behind them does not count.
-MAX_PROMPT_BLOCKS = 4_096
+#: Of one prompt: what is behind them does not count, and no request holds the event loop for more than about a millisecond.
+MAX_PROMPT_BLOCKS = 1_024
 
 
 class PrefixIndex:
@@ -25,8 +24,8 @@ class PrefixIndex:
     def __init__(self, max_blocks: int = MAX_BLOCKS) -> None:
         """max_blocks: the bound for one server."""
         self._max_blocks = max_blocks
-        self._servers: dict[str, dict[bytes, None]] = {}
-        self._last: tuple[Sequence[int], int, list[bytes]] | None = None
+        self._servers: dict[str, dict[int, None]] = {}
+        self._last: tuple[Sequence[int], int, list[int]] | None = None
 
     def __len__(self) -> int:
         """Blocks of all servers."""
@@ -61,15 +60,19 @@ class PrefixIndex:
     def forget(self, instance_id: str) -> None:
         self._servers.pop(instance_id, None)
 
-    def _hashes(self, prompt: Sequence[int], block_size: int) -> list[bytes]:
-        """Hash of each prefix of whole blocks. Those of the last prompt are kept: all servers are asked about the same one."""
+    def _hashes(self, prompt: Sequence[int], block_size: int) -> list[int]:
+        """Hash of each prefix of whole blocks. Those of the last prompt are kept: all servers are asked about the same one.
+
+        Python's own hash of bytes: keyed anew in each process, so that nobody can make prompts that collide, and fast.
+        """
         if self._last is not None and self._last[0] is prompt and self._last[1] == block_size:
             return self._last[2]
-        data = memoryview(array("Q", prompt)).cast("B")
+        num_blocks = min(len(prompt) // block_size, MAX_PROMPT_BLOCKS)
+        data = array("Q", prompt[: num_blocks * block_size]).tobytes()
         block_bytes = 8 * block_size
-        running, hashes = hashlib.blake2b(digest_size=8), []
-        for number in range(min(len(prompt) // block_size, MAX_PROMPT_BLOCKS)):
-            running.update(data[number * block_bytes : (number + 1) * block_bytes])
-            hashes.append(running.copy().digest())
+        running, hashes = 0, []
+        for start in range(0, len(data), block_bytes):
+            running = hash((running, data[start : start + block_bytes]))
+            hashes.append(running)
         self._last = (prompt, block_size, hashes)
         return hashes

@@ -77,6 +77,13 @@ class Router:
         self.prefix_tokens += decision.prefix_tokens
         return decision
 
+    def sent(self, servers: Sequence[Loaded], prompt: Sequence[int]) -> None:
+        """`prompt` goes to these, which may be fewer than the route has: their prefix caches will hold it."""
+        if self._policy != "prefix-aware":
+            return
+        for server in servers:
+            self._index.add(server.instance_id, prompt, server.page_size, max_blocks=server.total_pages)
+
     def forget(self, instance_id: str) -> None:
         """That process is gone, and its prefix cache with it."""
         self._index.forget(instance_id)
@@ -95,24 +102,24 @@ class Router:
         return Decision(min(in_turn, key=load_of), "least_load")
 
     def _stick(self, routes: Sequence[C], prompt: Sequence[int]) -> Decision[C]:
-        """The route whose first server holds the longest prefix (of equal ones the one whose decode server does, then the lightest), unless it
-        is overloaded: what it has in flight exceeds `balance` times the mean of all routes by more tokens than the prefix spares it.
+        """The route whose first server holds the longest prefix (of equal ones the one whose decode server does: less is sent; then the
+        lightest), unless it is overloaded: what it has in flight exceeds `balance` times the mean of all routes by more tokens than the prefix
+        spares it.
 
         To wait behind `n` tokens more than elsewhere costs about what computing `n` tokens elsewhere costs: beyond that sticking does not pay.
         """
-        index = self._index
-        held = {id(route): tuple(index.held(server.instance_id, prompt, server.page_size) for server in route.servers) for route in routes}
+        servers = {server.instance_id: server for route in routes for server in route.servers}
+        on_server = {name: self._index.held(name, prompt, server.page_size) for name, server in servers.items()}
+        held = {id(route): tuple(on_server[server.instance_id] for server in route.servers) for route in routes}
         longest = min(routes, key=lambda route: (tuple(-tokens for tokens in held[id(route)]), load_of(route)))
         lightest = min(routes, key=load_of)
         saved = held[id(longest)][0]
-        if not saved:
+        if not any(held[id(longest)]):
             chosen, reason = lightest, "no_prefix"
         elif len(routes) > 1 and load_of(longest)[0] > self._balance * _mean_load(routes) + saved:
             chosen, reason = lightest, "prefix_overloaded"
         else:
-            chosen, reason = longest, "prefix"
-        for server in chosen.servers:
-            index.add(server.instance_id, prompt, server.page_size, max_blocks=server.total_pages)
+            chosen, reason = longest, "prefix" if saved else "prefix_on_decode"
         return Decision(chosen, reason, held[id(chosen)][0])
 
 
