@@ -420,7 +420,7 @@ async def test_a_report_that_cannot_be_read_ends_the_session_not_the_gateway(spl
 
 
 async def test_too_many_rooms_are_refused_as_overload(stack_of: StackOf) -> None:
-    stack: Stack = await stack_of(max_rooms=1)
+    stack: Stack = await stack_of(max_rooms=1, max_queue=0)
     call, _ = await open_at(stack, State.WAITING)
     with pytest.raises(grpc.aio.AioRpcError) as caught:
         await stack.reply()

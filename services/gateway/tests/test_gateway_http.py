@@ -419,7 +419,7 @@ async def test_a_drain_refuses_what_is_new_on_connections_that_are_old(split: St
 
 
 async def test_an_overloaded_gateway_says_when_to_come_back(stack_of: StackOf) -> None:
-    stack: Stack = await stack_of(max_rooms=1)
+    stack: Stack = await stack_of(max_rooms=1, max_queue=0)
     stack.script(silence, silence)
     async with official(stack) as client:
         asking = asyncio.create_task(client.chat.completions.create(model=MODEL, messages=USER))  # type: ignore[arg-type]

@@ -299,7 +299,7 @@ async def test_with_no_other_server_a_silent_one_is_waited_for(stack_of: StackOf
 
 async def test_a_drain_waits_for_a_request_between_two_rooms(stack_of: StackOf, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("baton.gateway.attempts.backoff_s", lambda _: 0.5)
-    stack = await two_by_two(stack_of, max_rooms=1)
+    stack = await two_by_two(stack_of, max_rooms=1, max_queue=0)
     stack.of("decode", 0).script = stack.of("decode", 1).script = failing(UNAVAILABLE)
     call = stack.call()
     await call.read()
@@ -343,7 +343,7 @@ def details_of(error: grpc.aio.AioRpcError) -> list[Any]:
 
 
 async def test_overload_says_when_to_come_again_and_a_mistake_does_not(stack_of: StackOf) -> None:
-    stack: Stack = await stack_of(max_rooms=1)
+    stack: Stack = await stack_of(max_rooms=1, max_queue=0)
     stack.script(silence, silence)
     call = stack.call()
     await call.read()

@@ -19,6 +19,7 @@ from baton.gateway.discovery.discovery import Discovery
 from baton.gateway.dispatch import Dispatcher
 from baton.gateway.errors import ModelFolderError
 from baton.gateway.fleet import Fleet
+from baton.gateway.gate import Gate
 from baton.gateway.grpc_front import SERVICE, InferenceServicer, register
 from baton.gateway.http.app import OpenAIFront
 from baton.gateway.http.server import HttpServer
@@ -29,6 +30,7 @@ from baton.gateway.retry import RetryPolicy
 from baton.gateway.room_clock import Timeouts
 from baton.gateway.rooms import RoomTable
 from baton.gateway.routing import Router
+from baton.gateway.shares import Shares
 from baton.gateway.tickets import TicketOffice
 from baton.gateway.tokenizer import PromptTokenizer
 from baton.gateway.worker import Leg, Worker
@@ -80,6 +82,9 @@ class Gateway:
         self.discovery = Discovery(settings, self.fleet, instance_id, self._make_worker, self._task_ended)
         self._on_failure: Callable[[BaseException], None] = lambda error: None
         timeouts = Timeouts(settings.bootstrap_timeout_s, settings.waiting_timeout_s, settings.transfer_timeout_s)
+        self.gate = Gate(self.rooms, max_queue=settings.max_queue, queue_timeout_s=settings.queue_timeout_s)
+        self.rooms.on_free = self.gate.room_freed
+        self.shares = Shares()
         inference = Inference(
             model_name=settings.served_name,
             tokenizer=tokenizer,
@@ -92,6 +97,8 @@ class Gateway:
                 LocalPrefill(settings.local_prefill_max_tokens),
                 self._ticket_office(),
             ),
+            gate=self.gate,
+            shares=self.shares,
             request_timeout_s=settings.request_timeout_s,
             retry_policy=RetryPolicy(settings.retries, settings.kv_load_failure_policy),
             tracer=tracing.tracer("baton.gateway"),
@@ -169,6 +176,7 @@ class Gateway:
     async def drain(self, timeout_s: float) -> None:
         """Takes no new requests, lets open ones end, and aborts those that have not after `timeout_s`."""
         self.rooms.draining = True
+        self.gate.drain()
         await self.grpc.drain()
         log.info("draining", rooms=len(self.rooms), timeout_s=timeout_s)
         if await self.rooms.wait_idle(timeout_s):

@@ -78,7 +78,9 @@ class GatewaySettings(ServiceSettings):
         default=None, description="Secrets of room tickets, one a line, prefill's too; the first signs which decode server may publish a room."
     )
     request_timeout_s: float = Field(default=1800.0, gt=0, description="Seconds for a whole request; a client's own deadline may be shorter.")
-    max_rooms: int = Field(default=4096, ge=1, description="Requests that may be open at once; one more is refused.")
+    max_rooms: int = Field(default=4096, ge=1, description="Requests that may be open at once; others wait in the queue.")
+    max_queue: int = Field(default=1024, ge=0, description="Requests that may wait for a place, fairly between API keys; one more is refused.")
+    queue_timeout_s: float = Field(default=60.0, gt=0, description="Seconds that a request may wait for a place; its deadline counts as well.")
     max_body_bytes: int = Field(default=16 * 1024 * 1024, ge=1024, description="Bytes of one request, over HTTP and over gRPC.")
     max_buffered_tokens: int = Field(default=16384, ge=1, description="Tokens that may wait for a slow client before its request fails.")
     tokenizer_threads: int = Field(default=2, ge=1, le=64, description="Threads that tokenise long prompts.")

@@ -185,10 +185,41 @@ class ForbiddenError(GatewayError):
 
 
 class OverloadedError(GatewayError):
-    """More than this gateway, or a worker's queue of starts, holds."""
+    """More than this gateway, its queue, or a worker's queue of starts, holds."""
 
     code = grpc.StatusCode.RESOURCE_EXHAUSTED
     cause = "overloaded"
+
+    def __init__(self, message: str, retry_after_s: int = RETRY_AFTER_S) -> None:
+        super().__init__(message)
+        self._retry_after_s = retry_after_s
+
+    @property
+    def retry_after_s(self) -> int:
+        return self._retry_after_s
+
+
+class QueueTimeoutError(OverloadedError):
+    """It waited for a place as long as a request may."""
+
+    cause = "queue_timeout"
+
+
+class QueueDeadlineError(GatewayError):
+    """Its own deadline passed while it waited for a place."""
+
+    code = grpc.StatusCode.DEADLINE_EXCEEDED
+    cause = "queue_deadline"
+
+
+class KeyLimitError(OverloadedError):
+    """An API key has as much as it may have."""
+
+    origin = common_pb2.ORIGIN_CLIENT
+
+    def __init__(self, cause: str, message: str, retry_after_s: int = RETRY_AFTER_S) -> None:
+        super().__init__(message, retry_after_s)
+        self.cause = cause
 
 
 # --- a room ended badly ------------------------------------------------------------------------------------------------------------

@@ -14,17 +14,19 @@ from opentelemetry import trace
 from opentelemetry.trace import Span, SpanKind, StatusCode
 from structlog.stdlib import BoundLogger
 
-from baton.gateway.admission import admit, check_tokens
+from baton.gateway.admission import admit, check_tokens, fitting
 from baton.gateway.answer import AnswerText, Piece
 from baton.gateway.attempts import Attempts
 from baton.gateway.dispatch import Dispatcher, Order
 from baton.gateway.errors import GatewayError, NotReadyError, OutOfRangeError, RequestError, RoomFailedError, UnknownModelError
 from baton.gateway.fleet import Fleet
+from baton.gateway.gate import Gate
 from baton.gateway.live_room import SETTLE_S, LiveRoom
 from baton.gateway.report import room_report
 from baton.gateway.requests import MAX_REQUEST_ID_CHARS, InferenceRequest, TokenPrompt
 from baton.gateway.retry import RetryPolicy
 from baton.gateway.sampling import check_ranges
+from baton.gateway.shares import Share, Shares
 from baton.gateway.tokenizer import PromptTokenizer
 from baton.servicekit import get_logger, inject_traceparent
 from baton.wire.status import code_number
@@ -121,6 +123,8 @@ class Inference:
         tokenizer: PromptTokenizer,
         fleet: Fleet,
         dispatcher: Dispatcher,
+        gate: Gate,
+        shares: Shares,
         request_timeout_s: float,
         retry_policy: RetryPolicy,
         tracer: trace.Tracer,
@@ -129,6 +133,8 @@ class Inference:
         self.tokenizer = tokenizer
         self.fleet = fleet
         self._dispatcher = dispatcher
+        self._gate = gate
+        self._shares = shares
         self._request_timeout_s = request_timeout_s
         self._retry_policy = retry_policy
         self._tracer = tracer
@@ -154,12 +160,18 @@ class Inference:
         span = self._tracer.start_span("request", context=request.trace, kind=SpanKind.SERVER)
         request_id = request.request_id or f"req-{secrets.token_hex(12)}"
         request_log = _with_trace(log.bind(request_id=request_id), span)
+        if request.caller.key_id:
+            request_log = request_log.bind(api_key=request.caller.key_id)
+        share = Share(self._shares, request.caller)
         try:
-            answer, attempts = await self._open_room(request, request_id, request_log, span)
+            share.begin(time.monotonic())
+            answer, attempts = await self._open_room(request, share, request_id, request_log, span)
         except GatewayError as error:
+            share.end()
             _note_refusal(error, request_log, span)
             raise
         except BaseException:
+            share.end()
             span.end()
             raise
         handler = _Handler(self._deadline(request))
@@ -176,21 +188,25 @@ class Inference:
             raise
         finally:
             handler.close()
+            share.end()
             attempts.room.cancel(_client_gone(attempts.room))  # ignored when the answer is complete
             self._note_end(answer, attempts, request_log.bind(room=attempts.room.room), span)
 
-    async def _open_room(self, request: InferenceRequest, request_id: str, request_log: BoundLogger, span: Span) -> tuple[Answer, Attempts]:
+    async def _open_room(
+        self, request: InferenceRequest, share: Share, request_id: str, request_log: BoundLogger, span: Span
+    ) -> tuple[Answer, Attempts]:
         _check_request_id(request.request_id)
         self.check_model(request.model)
         vocab_size = self._vocab_size()
         check_ranges(request.sampling, vocab_size)
-        self._dispatcher.rooms.check_capacity()
+        self._gate.check()
         prompt = await self.tokenizer.encode(request.prompt)
         if isinstance(request.prompt, TokenPrompt):
             check_tokens(prompt, request.prompt.field, vocab_size)
         if not self.fleet.routes:
             raise NotReadyError("no pair of prefill and decode servers and no plain server can be used now: " + "; ".join(self.fleet.problems()))
         admitted, _ = admit(prompt, request.prompt.field, request.sampling, self.fleet.routes, self.tokenizer.eos_token_ids)
+        share.add_tokens(len(prompt) + admitted.sampling.max_tokens)
         order = Order(
             admitted,
             accepted_at=request.accepted_at,
@@ -199,7 +215,11 @@ class Inference:
             log=request_log,
             span=span,
         )
-        attempts = Attempts(order, self._dispatcher, self.fleet, self._retry_policy)
+        async with self._gate.place(request.caller, len(prompt), order.deadline) as waited_s:
+            if not fitting(admitted, self.fleet.routes):
+                raise NotReadyError("the servers that could take it have gone while it waited: " + "; ".join(self.fleet.problems()))
+            attempts = Attempts(order, self._dispatcher, self.fleet, self._retry_policy)
+        span.set_attribute("baton.queue_ms", round(waited_s * 1e3, 3))
         span.set_attributes({"baton.room": str(attempts.room.room), "baton.request_id": request_id, "baton.prompt_tokens": len(prompt)})
         sampling = admitted.sampling
         text = AnswerText(self.tokenizer.decode, admitted.stop, sampling.stop_token_ids, sampling.min_tokens)

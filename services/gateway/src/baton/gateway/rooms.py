@@ -20,7 +20,9 @@ class RoomTable:
     """Owns every LiveRoom from its opening until no leg of it is left."""
 
     def __init__(self, max_rooms: int) -> None:
-        self._max_rooms = max_rooms
+        self.max_rooms = max_rooms
+        #: Called when a place may have become free.
+        self.on_free: Callable[[], None] = lambda: None
         self._rooms: dict[int, LiveRoom] = {}
         self._idle = asyncio.Event()
         self._idle.set()
@@ -34,6 +36,11 @@ class RoomTable:
 
     def __len__(self) -> int:
         return len(self._rooms) + self._num_between
+
+    @property
+    def free(self) -> int:
+        """Rooms that may be opened now."""
+        return max(0, self.max_rooms - len(self))
 
     @contextlib.contextmanager
     def between(self) -> Iterator[None]:
@@ -50,8 +57,8 @@ class RoomTable:
         """Raises DrainingError, OverloadedError."""
         if self.draining:
             raise DrainingError
-        if len(self) >= self._max_rooms:
-            raise OverloadedError(f"{len(self)} requests are open, the limit is {self._max_rooms} (--max-rooms): try again later")
+        if not self.free:
+            raise OverloadedError(f"{len(self)} requests are open, the limit is {self.max_rooms} (--max-rooms): try again later")
 
     def draw(self) -> int:
         """A room number that nobody can guess and that is not in use: random, 63 bit, not 0."""
@@ -96,3 +103,4 @@ class RoomTable:
     def _note_idle(self) -> None:
         if not len(self):
             self._idle.set()
+        self.on_free()

@@ -1,0 +1,130 @@
+"""Who is next when several clients wait: start-time fair queueing over their prompts' tokens. Pure.
+
+Each flow (a client) has a virtual time that grows by cost over weight with every item of its that is served; the flow that is least far is next.
+Between two flows that both wait, what they got, divided by their weights, never differs by more than one item of each
+(Goyal, Vin and Cheng, 1996). An item is charged when it is served: one that leaves before costs its flow nothing.
+"""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+from collections import OrderedDict
+from dataclasses import dataclass, field
+from typing import Generic, TypeVar
+
+T = TypeVar("T")
+
+#: Entries of heaps that may stand for nothing any more before they are cleaned out.
+SPARE_ENTRIES = 64
+
+
+@dataclass(eq=False, slots=True)
+class Waiting(Generic[T]):
+    """One item's place. cost: tokens."""
+
+    flow: str
+    cost: int
+    weight: float
+    item: T
+    number: int
+
+
+@dataclass(eq=False, slots=True)
+class _Flow(Generic[T]):
+    """start: virtual time at which its first item would be served."""
+
+    start: float
+    items: OrderedDict[int, Waiting[T]] = field(default_factory=OrderedDict)
+
+    @property
+    def head(self) -> Waiting[T]:
+        return next(iter(self.items.values()))
+
+
+class FairQueue(Generic[T]):
+    """First come, first served within a flow; fair by weight between flows. All operations take logarithmic time."""
+
+    def __init__(self) -> None:
+        self._virtual = 0.0
+        self._flows: dict[str, _Flow[T]] = {}
+        #: Flows that left the queue ahead of the virtual time: they must not gain by coming back at once.
+        self._ahead: dict[str, float] = {}
+        self._ahead_heap: list[tuple[float, str]] = []
+        self._heap: list[tuple[float, int, str]] = []
+        self._numbers = itertools.count()
+        self._num_items = 0
+
+    def __len__(self) -> int:
+        return self._num_items
+
+    @property
+    def num_remembered(self) -> int:
+        """Flows of which something is kept."""
+        return len(self._flows) + len(self._ahead)
+
+    def push(self, flow: str, cost: int, weight: float, item: T) -> Waiting[T]:
+        """weight: positive."""
+        waiting = Waiting(flow, cost, weight, item, next(self._numbers))
+        known = self._flows.get(flow)
+        if known is None:
+            known = self._flows[flow] = _Flow(max(self._virtual, self._ahead.pop(flow, 0.0)))
+        known.items[waiting.number] = waiting
+        self._num_items += 1
+        if len(known.items) == 1:
+            self._line_up(flow, known)
+        return waiting
+
+    def pop(self) -> T:
+        """The item whose turn it is. Raises IndexError when nothing waits."""
+        while True:
+            start, number, name = heapq.heappop(self._heap)
+            flow = self._flows.get(name)
+            if flow is not None and flow.start == start and flow.head.number == number:
+                break  # otherwise its item has left
+        waiting = flow.items.popitem(last=False)[1]
+        self._num_items -= 1
+        self._virtual = start
+        flow.start = start + waiting.cost / waiting.weight
+        self._after_head(name, flow)
+        return waiting.item
+
+    def remove(self, waiting: Waiting[T]) -> bool:
+        """It waits no more; False when its turn had come."""
+        flow = self._flows.get(waiting.flow)
+        if flow is None or waiting.number not in flow.items:
+            return False
+        was_head = flow.head is waiting
+        del flow.items[waiting.number]
+        self._num_items -= 1
+        if was_head:
+            self._after_head(waiting.flow, flow)
+        return True
+
+    def _after_head(self, name: str, flow: _Flow[T]) -> None:
+        if flow.items:
+            self._line_up(name, flow)
+            return
+        del self._flows[name]
+        if not self._flows:  # nobody is compared with anybody any more
+            self._virtual = 0.0
+            self._heap.clear()
+            self._ahead.clear()
+            self._ahead_heap.clear()
+            return
+        if flow.start > self._virtual:
+            self._ahead[name] = flow.start
+            heapq.heappush(self._ahead_heap, (flow.start, name))
+            if len(self._ahead_heap) > 2 * len(self._ahead) + SPARE_ENTRIES:
+                self._ahead_heap = [(start, other) for other, start in self._ahead.items()]
+                heapq.heapify(self._ahead_heap)
+        while self._ahead_heap and self._ahead_heap[0][0] <= self._virtual:
+            start, overtaken = heapq.heappop(self._ahead_heap)
+            if self._ahead.get(overtaken) == start:
+                del self._ahead[overtaken]
+
+    def _line_up(self, name: str, flow: _Flow[T]) -> None:
+        heapq.heappush(self._heap, (flow.start, flow.head.number, name))
+        if len(self._heap) > 2 * len(self._flows) + SPARE_ENTRIES:  # of items that left
+            self._heap = [(known.start, known.head.number, other) for other, known in self._flows.items()]
+            heapq.heapify(self._heap)

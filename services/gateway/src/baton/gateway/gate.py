@@ -1,0 +1,143 @@
+"""The queue before the rooms: bounded, fair between keys, on the request's own deadline."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import math
+import time
+from collections import Counter, deque
+from collections.abc import AsyncIterator
+from typing import Protocol
+
+from baton.gateway.callers import Caller
+from baton.gateway.errors import DrainingError, OverloadedError, QueueDeadlineError, QueueTimeoutError
+from baton.gateway.fair_queue import FairQueue, Waiting
+
+#: From how many of the last turns the speed of the queue is told, and the longest that a client is told to wait.
+SPEED_SAMPLES = 64
+MAX_RETRY_AFTER_S = 60
+
+
+class Places(Protocol):
+    """The rooms, as far as the gate sees them."""
+
+    draining: bool
+
+    @property
+    def free(self) -> int: ...
+
+    @property
+    def max_rooms(self) -> int: ...
+
+
+class Gate:
+    """Lets as many requests on as there are places for rooms; the others wait, in fair order. Lives on one event loop.
+
+    counters: "queued", "let_in" (of those queued), "left" (the client went), "queue_timeout", "queue_deadline", "queue_full".
+    """
+
+    def __init__(self, places: Places, *, max_queue: int, queue_timeout_s: float) -> None:
+        """`room_freed` is to be called whenever `places.free` may have grown."""
+        self._places = places
+        self._max_queue = max_queue
+        self._queue_timeout_s = queue_timeout_s
+        self._queue: FairQueue[asyncio.Future[None]] = FairQueue()
+        #: Let in, but their rooms are not open yet.
+        self._num_entering = 0
+        self._turns: deque[float] = deque(maxlen=SPEED_SAMPLES)
+        self.counters: Counter[str] = Counter()
+
+    @property
+    def num_waiting(self) -> int:
+        return len(self._queue)
+
+    def check(self) -> None:
+        """Before work is done for a request that would be refused. Raises DrainingError, OverloadedError."""
+        if self._places.draining:
+            raise DrainingError
+        if not self._has_place and len(self._queue) >= self._max_queue:
+            self.counters["queue_full"] += 1
+            waiting = f" and {len(self._queue)} wait, the limit is {self._max_queue} (--max-queue)" if self._max_queue else ""
+            limit = self._places.max_rooms
+            text = f"{limit - self._places.free} requests are open, the limit is {limit} (--max-rooms){waiting}: try again later"
+            raise OverloadedError(text, self._retry_after_s())
+
+    @contextlib.asynccontextmanager
+    async def place(self, caller: Caller, cost: int, deadline: float) -> AsyncIterator[float]:
+        """Waits for a place; whoever opens a room inside of the block has it. Yields the seconds waited.
+
+        cost: tokens of the prompt. deadline: the request's, time.monotonic(), seconds. Leaving while it waits gives the place in the queue up.
+        Raises DrainingError, OverloadedError; QueueTimeoutError, QueueDeadlineError after a wait.
+        """
+        began = time.monotonic()
+        self.check()
+        if self._has_place:
+            self._num_entering += 1
+        else:
+            await self._wait(caller, cost, deadline, began)
+        try:
+            yield time.monotonic() - began
+        finally:
+            self._num_entering -= 1
+            self.room_freed()
+
+    def room_freed(self) -> None:
+        """Lets in whoever is next, as far as there is room."""
+        while self._queue and self._places.free > self._num_entering and not self._places.draining:
+            turn = self._queue.pop()
+            if not turn.done():
+                turn.set_result(None)
+                self._num_entering += 1
+                self._turns.append(time.monotonic())
+                self.counters["let_in"] += 1
+
+    def drain(self) -> None:
+        """Sends everybody who waits to another gateway."""
+        while self._queue:
+            turn = self._queue.pop()
+            if not turn.done():
+                turn.set_exception(DrainingError())
+
+    @property
+    def _has_place(self) -> bool:
+        """Nobody overtakes those who wait."""
+        return not self._queue and self._places.free > self._num_entering
+
+    async def _wait(self, caller: Caller, cost: int, deadline: float, began: float) -> None:
+        turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        waiting = self._queue.push(caller.key_id, cost, caller.limits.weight, turn)
+        self.counters["queued"] += 1
+        until = min(deadline, began + self._queue_timeout_s)
+        try:
+            async with asyncio.timeout_at(asyncio.get_running_loop().time() + until - time.monotonic()):
+                await turn
+        except TimeoutError:
+            self._give_up(waiting, turn)
+            raise self._late(began, deadline) from None
+        except asyncio.CancelledError:
+            self.counters["left"] += 1
+            self._give_up(waiting, turn)
+            raise
+
+    def _give_up(self, waiting: Waiting[asyncio.Future[None]], turn: asyncio.Future[None]) -> None:
+        """Its turn may have come in the very moment in which it left: the place goes to the next."""
+        if not self._queue.remove(waiting) and turn.done() and not turn.cancelled() and turn.exception() is None:
+            self._num_entering -= 1
+            self.room_freed()
+
+    def _late(self, began: float, deadline: float) -> QueueTimeoutError | QueueDeadlineError:
+        waited_s = time.monotonic() - began
+        if began + self._queue_timeout_s < deadline:
+            self.counters["queue_timeout"] += 1
+            text = f"no place was free within {self._queue_timeout_s:g} s (--queue-timeout-s); {len(self._queue)} others wait: try again later"
+            return QueueTimeoutError(text, self._retry_after_s())
+        self.counters["queue_deadline"] += 1
+        return QueueDeadlineError(f"the request's deadline passed while it waited for a place, {waited_s:.3f} s; {len(self._queue)} others wait")
+
+    def _retry_after_s(self) -> int:
+        """How long those who wait now will take, at the speed of the last turns."""
+        if len(self._turns) < 2:
+            return 1
+        per_turn_s = (time.monotonic() - self._turns[0]) / len(self._turns)
+        return max(1, min(MAX_RETRY_AFTER_S, math.ceil(len(self._queue) * per_turn_s)))

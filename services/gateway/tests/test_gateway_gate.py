@@ -1,0 +1,411 @@
+"""The queue before the rooms and the keys' limits: alone, and in a real gateway at both fronts."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import random
+import time
+from pathlib import Path
+from typing import Any
+
+import grpc
+import grpc.aio
+import httpx
+import pytest
+from gateway_harness import MODEL, Stack, ask, eventually
+from gateway_worker import silence
+from google.rpc import error_details_pb2, status_pb2
+from hypothesis import given
+from hypothesis import strategies as st
+
+from baton.gateway.callers import ANONYMOUS, Caller
+from baton.gateway.errors import DrainingError, GatewayError, KeyLimitError, OverloadedError, QueueDeadlineError, QueueTimeoutError
+from baton.gateway.gate import Gate
+from baton.gateway.shares import Share, Shares
+from baton.servicekit import KeyLimits, KeyRole, new_key
+
+BODY = {"model": MODEL, "prompt": "hello", "max_tokens": 8, "temperature": 0}
+
+
+class Rooms:
+    """Places as the room table has them."""
+
+    def __init__(self, max_rooms: int) -> None:
+        self.max_rooms = max_rooms
+        self.num_open = 0
+        self.draining = False
+
+    @property
+    def free(self) -> int:
+        return self.max_rooms - self.num_open
+
+
+class Hall:
+    """A gate, its rooms, and requests that pass through."""
+
+    def __init__(self, max_rooms: int = 1, max_queue: int = 10, queue_timeout_s: float = 30.0) -> None:
+        self.rooms = Rooms(max_rooms)
+        self.gate = Gate(self.rooms, max_queue=max_queue, queue_timeout_s=queue_timeout_s)
+        self.entered: list[str] = []
+
+    async def enter(self, name: str = "", cost: int = 1, deadline_s: float = 30.0) -> float:
+        async with self.gate.place(Caller(name, KeyLimits()), cost, time.monotonic() + deadline_s) as waited_s:
+            self.rooms.num_open += 1
+            self.entered.append(name)
+        return waited_s
+
+    def leave(self) -> None:
+        self.rooms.num_open -= 1
+        self.gate.room_freed()
+
+    async def queue(self, *names: str) -> list[asyncio.Task[float]]:
+        tasks = []
+        for name in names:
+            before = self.gate.num_waiting
+            tasks.append(asyncio.create_task(self.enter(name)))
+            await eventually(lambda before=before: self.gate.num_waiting == before + 1)
+        return tasks
+
+
+async def test_whoever_comes_first_goes_first_and_nobody_overtakes() -> None:
+    hall = Hall()
+    assert await hall.enter("x") < 1
+    tasks = await hall.queue("x", "x")
+    hall.rooms.num_open = 0  # a place is free and nobody was told yet: the next to come must not take it
+    late = asyncio.create_task(hall.enter("late"))
+    await eventually(lambda: hall.gate.num_waiting == 3)
+    hall.rooms.num_open = 1
+    for _ in range(3):
+        hall.leave()
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+    await asyncio.gather(*tasks, late)
+    assert hall.rooms.num_open == 1
+
+
+async def test_keys_take_turns() -> None:
+    hall = Hall()
+    await hall.enter("first")
+    tasks = await hall.queue("flood", "flood", "flood", "flood", "other")
+    for _ in tasks:
+        before = len(hall.entered)
+        hall.leave()
+        await eventually(lambda before=before: len(hall.entered) == before + 1)
+    assert hall.entered.index("other") <= 2
+    await asyncio.gather(*tasks)
+
+
+async def test_a_full_queue_says_how_long_it_takes() -> None:
+    hall = Hall(max_queue=2)
+    await hall.enter()
+    tasks = await hall.queue("", "")
+    with pytest.raises(OverloadedError, match=r"1 requests are open, the limit is 1 \(--max-rooms\) and 2 wait, the limit is 2 \(--max-queue\)"):
+        await hall.enter()
+    hall.gate._turns.extend([time.monotonic() - 20, time.monotonic()])
+    with pytest.raises(OverloadedError) as caught:
+        hall.gate.check()
+    assert 20 <= caught.value.retry_after_s <= 22  # two wait, ten seconds a turn
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+    assert hall.gate.counters["queue_full"] == 2
+
+
+async def test_who_leaves_frees_the_place_in_the_queue() -> None:
+    hall = Hall(max_queue=1)
+    await hall.enter()
+    (task,) = await hall.queue("gone")
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+    assert (hall.gate.num_waiting, hall.gate.counters["left"]) == (0, 1)
+    (other,) = await hall.queue("other")
+    hall.leave()
+    await other
+    assert hall.entered == ["", "other"]
+
+
+async def test_who_leaves_in_the_moment_of_its_turn_passes_it_on() -> None:
+    hall = Hall()
+    await hall.enter()
+    gone, other = await hall.queue("gone", "other")
+    hall.leave()  # it is gone's turn, and before it runs ...
+    gone.cancel()
+    await asyncio.gather(gone, return_exceptions=True)
+    await other
+    assert hall.entered == ["", "other"]
+    assert hall.gate._num_entering == 0
+
+
+async def test_an_error_inside_gives_the_place_back() -> None:
+    hall = Hall()
+    with pytest.raises(ZeroDivisionError):
+        async with hall.gate.place(ANONYMOUS, 1, time.monotonic() + 10):
+            raise ZeroDivisionError
+    await hall.enter()
+
+
+async def test_the_wait_counts_against_the_deadline_and_has_a_limit_of_its_own() -> None:
+    hall = Hall(queue_timeout_s=0.1)
+    await hall.enter()
+    with pytest.raises(QueueTimeoutError, match=r"--queue-timeout-s"):
+        await hall.enter()
+    with pytest.raises(QueueDeadlineError, match="deadline passed while it waited"):
+        await hall.enter(deadline_s=0.01)
+    with pytest.raises(QueueDeadlineError):
+        await hall.enter(deadline_s=-1)
+    assert hall.gate.num_waiting == 0
+    assert hall.gate.counters == {"queued": 3, "queue_timeout": 1, "queue_deadline": 2}
+
+
+async def test_a_drain_sends_everybody_on() -> None:
+    hall = Hall()
+    await hall.enter()
+    tasks = await hall.queue("a", "b")
+    hall.rooms.draining = True
+    hall.gate.drain()
+    assert [type(error) for error in await asyncio.gather(*tasks, return_exceptions=True)] == [DrainingError] * 2
+    with pytest.raises(DrainingError):
+        await hall.enter()
+
+
+async def test_whatever_happens_places_are_neither_lost_nor_lent_twice() -> None:
+    random.seed(11)
+    hall = Hall(max_rooms=3, max_queue=20)
+    tasks: list[asyncio.Task[Any]] = []
+
+    async def one() -> None:
+        with contextlib.suppress(GatewayError):
+            await hall.enter(random.choice("abc"), random.randrange(1, 100), random.choice([0.0, 0.002, 5.0]))
+            try:
+                assert hall.rooms.num_open <= 3
+                await asyncio.sleep(random.random() * 0.002)
+            finally:
+                hall.leave()
+
+    for _ in range(1500):
+        tasks.append(asyncio.create_task(one()))
+        if random.random() < 0.3:
+            random.choice(tasks[-20:]).cancel()
+        if random.random() < 0.4:
+            await asyncio.sleep(random.random() * 0.001)
+    ends = await asyncio.gather(*tasks, return_exceptions=True)
+    assert not [end for end in ends if isinstance(end, Exception)]
+    assert (hall.rooms.num_open, hall.gate.num_waiting, hall.gate._num_entering) == (0, 0, 0)
+    assert hall.gate.counters["let_in"] > 50
+    assert hall.gate.counters["left"] > 5
+
+
+# --- limits of a key ---------------------------------------------------------------------------------------------------------------
+
+
+def caller(**limits: Any) -> Caller:
+    return Caller("0123456789ab", KeyLimits(**limits))
+
+
+def test_a_keys_concurrent_requests() -> None:
+    shares, who = Shares(), caller(max_concurrent=2)
+    held = [Share(shares, who) for _ in range(3)]
+    held[0].begin(0)
+    held[1].begin(0)
+    with pytest.raises(KeyLimitError, match="API key 0123456789ab has 2 requests open or waiting, its limit is 2") as caught:
+        held[2].begin(0)
+    assert (caught.value.cause, caught.value.retry_after_s) == ("key_concurrency", 1)
+    held[2].end()  # never begun: nothing to give back
+    held[0].end()
+    held[0].end()
+    held[2].begin(0)
+    for share in held:
+        share.end()
+    assert len(shares) == 0
+    assert shares.counters == {"key_concurrency": 1}
+
+
+@given(st.integers(1, 5), st.lists(st.floats(0, 30), max_size=60))
+def test_no_minute_has_more_requests_than_the_limit(limit: int, pauses: list[float]) -> None:
+    shares, who, now = Shares(), caller(requests_per_minute=limit), 1000.0
+    begun: list[float] = []
+    for pause in pauses:
+        now += pause
+        share = Share(shares, who)
+        recent = [at for at in begun if at > now - 60]
+        if len(recent) < limit:
+            share.begin(now)
+            share.end()
+            begun.append(now)
+        else:
+            with pytest.raises(KeyLimitError) as caught:
+                share.begin(now)
+            assert caught.value.cause == "key_rate"
+            again = now + caught.value.retry_after_s
+            assert len([at for at in begun if at > again - 60]) < limit, "after the time that it was told"
+            assert caught.value.retry_after_s <= 61
+
+
+def test_a_keys_tokens() -> None:
+    shares, who = Shares(), caller(tokens_in_flight=100)
+    one, other = Share(shares, who), Share(shares, who)
+    one.begin(0)
+    one.add_tokens(70)
+    other.begin(0)
+    with pytest.raises(KeyLimitError, match="has 70 tokens open or waiting, this request would add 31"):
+        other.add_tokens(31)
+    other.add_tokens(30)
+    one.end()
+    other.end()
+    assert len(shares) == 0
+
+
+def test_the_anonymous_have_no_account() -> None:
+    shares = Shares()
+    for _ in range(100):
+        share = Share(shares, ANONYMOUS)
+        share.begin(0)
+        share.add_tokens(10**9)
+    assert len(shares) == 0
+
+
+# --- in a gateway ------------------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def keys(tmp_path: Path) -> tuple[Path, list[str]]:
+    """A file with two keys; the second may have one request at a time and three in a minute."""
+    made = [new_key(KeyRole.CLIENT), new_key(KeyRole.CLIENT, KeyLimits(max_concurrent=1, requests_per_minute=3, tokens_in_flight=200))]
+    path = tmp_path / "keys"
+    path.write_text("".join(record.line() + "\n" for _, record in made))
+    return path, [text for text, _ in made]
+
+
+def bearer(key: str) -> tuple[tuple[str, str]]:
+    return (("authorization", f"Bearer {key}"),)
+
+
+async def test_a_request_waits_for_its_place_and_is_answered(stack_of) -> None:
+    stack: Stack = await stack_of(max_rooms=1)
+    stack.script(silence, silence)
+    first = stack.call()
+    await stack.prefill.next_start()
+    second = asyncio.create_task(stack.reply())
+    await eventually(lambda: stack.gateway.gate.num_waiting == 1)
+    stack.script()
+    first.cancel()
+    reply = await second
+    assert reply.text == "the answer is forty two"
+    assert reply.last.report.states[0].start_ms > 0
+    await stack.settled()
+    assert stack.gateway.gate.counters == {"queued": 1, "let_in": 1}
+
+
+@pytest.mark.parametrize("front", ["grpc", "http"])
+async def test_a_client_that_goes_while_it_waits_is_forgotten(stack_of, front: str) -> None:
+    stack: Stack = await stack_of(max_rooms=1)
+    stack.script(silence, silence)
+    first = stack.call()
+    await stack.prefill.next_start()
+    gate = stack.gateway.gate
+    if front == "grpc":
+        waiting = stack.call()
+        await eventually(lambda: gate.num_waiting == 1)
+        waiting.cancel()
+    else:
+        async with httpx.AsyncClient(base_url=stack.http) as client:
+            asking = asyncio.create_task(client.post("/v1/completions", json=BODY))
+            await eventually(lambda: gate.num_waiting == 1)
+            asking.cancel()
+            await asyncio.gather(asking, return_exceptions=True)
+    await eventually(lambda: gate.num_waiting == 0)
+    assert gate.counters["left"] == 1
+    first.cancel()
+    await stack.settled()
+    assert len(stack.prefill.starts) == 1
+
+
+async def test_a_deadline_passes_in_the_queue(stack_of) -> None:
+    stack: Stack = await stack_of(max_rooms=1, request_timeout_s=0.5)
+    stack.script(silence, silence)
+    stack.gateway.rooms.max_rooms = 0
+    async with httpx.AsyncClient(base_url=stack.http) as client:
+        answer = await client.post("/v1/completions", json=BODY)
+    assert (answer.status_code, answer.json()["error"]["code"]) == (504, "queue_deadline")
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        await stack.reply()
+    assert caught.value.code() is grpc.StatusCode.DEADLINE_EXCEEDED
+    assert "queue_deadline" in str(caught.value.details())
+
+
+async def test_a_full_queue_is_told_with_a_time_at_both_fronts(stack_of) -> None:
+    stack: Stack = await stack_of(max_rooms=1, max_queue=1)
+    stack.script(silence, silence)
+    first = stack.call()
+    await stack.prefill.next_start()
+    waiting = stack.call()
+    await eventually(lambda: stack.gateway.gate.num_waiting == 1)
+    async with httpx.AsyncClient(base_url=stack.http) as client:
+        answer = await client.post("/v1/completions", json=BODY)
+    assert (answer.status_code, answer.headers["retry-after"], answer.json()["error"]["type"]) == (429, "1", "rate_limit_error")
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        await stack.reply()
+    assert caught.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+    assert retry_delay_s(caught.value) == 1
+    for call in (first, waiting):
+        call.cancel()
+    await stack.settled()
+
+
+def retry_delay_s(error: grpc.aio.AioRpcError) -> int:
+    raw = dict(error.trailing_metadata())["grpc-status-details-bin"]
+    retry = error_details_pb2.RetryInfo()
+    assert any(detail.Unpack(retry) for detail in status_pb2.Status.FromString(raw).details if detail.Is(retry.DESCRIPTOR))
+    return int(retry.retry_delay.seconds)
+
+
+async def test_a_keys_limits_hold_at_both_fronts_and_are_given_back(stack_of, keys: Any) -> None:
+    path, (_, limited) = keys
+    stack: Stack = await stack_of(api_key_file=path)
+    stack.script(silence, silence)
+    first = stack.stub.Generate(ask(), metadata=bearer(limited), timeout=20)
+    await stack.prefill.next_start()
+    async with httpx.AsyncClient(base_url=stack.http, headers=dict(bearer(limited))) as client:
+        answer = await client.post("/v1/completions", json=BODY)
+        assert (answer.status_code, answer.json()["error"]["code"], answer.headers["retry-after"]) == (429, "key_concurrency", "1")
+        first.cancel()
+        await stack.settled()
+        await eventually(lambda: stack.gateway.shares._accounts[limited.split("-")[1]].num_open == 0)
+        stack.script()
+        answer = await client.post("/v1/completions", json=BODY | {"max_tokens": 300})
+        assert (answer.status_code, answer.json()["error"]["code"]) == (429, "key_tokens")
+        assert (await client.post("/v1/completions", json=BODY)).status_code == 200
+        answer = await client.post("/v1/completions", json=BODY)
+        assert (answer.status_code, answer.json()["error"]["code"]) == (429, "key_rate")
+        assert 20 <= int(answer.headers["retry-after"]) <= 61
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        await stack.stub.Generate(ask(), metadata=bearer(limited)).read()
+    assert (caught.value.code(), retry_delay_s(caught.value) > 10) == (grpc.StatusCode.RESOURCE_EXHAUSTED, True)
+    assert stack.gateway.shares.counters == {"key_concurrency": 1, "key_tokens": 1, "key_rate": 2}
+
+
+async def test_two_keys_share_a_busy_gateway(stack_of, keys: Any, tmp_path: Path) -> None:
+    made = [new_key(KeyRole.CLIENT), new_key(KeyRole.CLIENT)]
+    path = tmp_path / "two"
+    path.write_text("".join(record.line() + "\n" for _, record in made))
+    stack: Stack = await stack_of(api_key_file=path, max_rooms=1)
+    order: list[int] = []
+
+    async def one(number: int) -> None:
+        messages = [message async for message in stack.stub.Generate(ask(), metadata=bearer(made[number][0]), timeout=60)]
+        assert messages[-1].finish_reason
+        order.append(number)
+
+    stack.script(silence, silence)
+    first = stack.call_with = stack.stub.Generate(ask(), metadata=bearer(made[0][0]))
+    await stack.prefill.next_start()
+    flood = [asyncio.create_task(one(0)) for _ in range(12)]
+    await eventually(lambda: stack.gateway.gate.num_waiting == 12)
+    few = [asyncio.create_task(one(1)) for _ in range(3)]
+    await eventually(lambda: stack.gateway.gate.num_waiting == 15)
+    stack.script()
+    first.cancel()
+    await asyncio.gather(*flood, *few)
+    assert [place for place, number in enumerate(order) if number == 1][-1] <= 7, order
+    await stack.settled()
