@@ -31,6 +31,7 @@ from baton.bench import (
     summarise,
     summary_markdown,
 )
+from baton.bench.report import write_report
 from baton.bench.request import Request
 from baton.bench.targets import Api
 from baton.cli import bench_options as flags
@@ -147,6 +148,19 @@ def compare(
     with explained():
         found = compare_runs(load_run(subject), load_run(baseline))
     print(json.dumps(asdict(found)) if as_json else comparison_markdown(found))
+
+
+@app.command()
+def report(
+    folder: Annotated[Path, typer.Argument(help="What `baton bench run` or `baton decide` wrote.", exists=True, file_okay=False)],
+    out: Annotated[Path | None, typer.Option(help="Where report.html, report.md and report.json go; the same folder when not given.")] = None,
+    ttft_ms: flags.TtftObjective = None,
+    itl_p99_ms: flags.ItlObjective = None,
+) -> None:
+    """One HTML page with everything in it, and the same as Markdown and JSON."""
+    with explained():
+        for path in write_report(folder, out, objectives_of(ttft_ms, itl_p99_ms)):
+            print(path)
 
 
 @contextmanager
