@@ -257,3 +257,19 @@ async def test_sessions_end_after_their_last_report(bench, gateway_type) -> None
         with pytest.raises(AssertionError, match="the stream ended"):
             await gateway.read_until(3, "never")
         assert await gateway.call.code() is grpc.StatusCode.OK
+
+
+@pytest.mark.parametrize("attached", [False, True])
+async def test_bytes_that_are_no_command_end_their_session_and_its_rooms_only(bench, gateway_type, attached) -> None:
+    async with gateway_type(bench) as other, bench.channel() as channel:
+        call = channel.stream_stream("/baton.v1.Worker/Session", request_serializer=lambda data: data)()
+        if attached:
+            await call.write(worker_pb2.Command(attach=worker_pb2.Attach(gateway_id="g")).SerializeToString())
+            await call.read()
+        await call.write(b"\xff\xff\xff")
+        with pytest.raises(grpc.aio.AioRpcError, match="cannot be read"):
+            while await call.read() is not grpc.aio.EOF:
+                pass
+        assert await call.code() is grpc.StatusCode.INVALID_ARGUMENT
+        await other.start(7, max_tokens=3)
+        await other.read_until(7, "finished")

@@ -9,6 +9,7 @@ from typing import Any, NoReturn
 
 import grpc
 import grpc.aio
+from google.protobuf.message import DecodeError
 
 from baton.servicekit import get_logger
 from baton.wire.v1 import worker_pb2, worker_pb2_grpc
@@ -54,11 +55,16 @@ class WorkerServicer(worker_pb2_grpc.WorkerServicer):
         error = None if reader.cancelled() else reader.exception()
         if isinstance(error, _OutOfTurnError):
             await _refuse(context, str(error))
+        if isinstance(error, DecodeError):
+            await _refuse(context, f"a command cannot be read: {error}", grpc.StatusCode.INVALID_ARGUMENT)
         if error is not None and not isinstance(error, grpc.aio.BaseError):
             raise error
 
     async def _first(self, commands: AsyncIterator[worker_pb2.Command], context: Context) -> GatewaySession:
-        command = await anext(aiter(commands), None)
+        try:
+            command = await anext(aiter(commands), None)
+        except DecodeError as error:
+            await _refuse(context, f"the first command cannot be read: {error}", grpc.StatusCode.INVALID_ARGUMENT)
         if command is None or command.WhichOneof("command") != "attach":
             await _refuse(context, "the first command of a session must be attach")
         return GatewaySession(command.attach.gateway_id, command.attach.gateway_address)
@@ -90,6 +96,6 @@ class _OutOfTurnError(Exception):
     """The gateway broke the session's order of messages."""
 
 
-async def _refuse(context: Context, message: str) -> NoReturn:
-    await context.abort(grpc.StatusCode.FAILED_PRECONDITION, message)
+async def _refuse(context: Context, message: str, code: grpc.StatusCode = grpc.StatusCode.FAILED_PRECONDITION) -> NoReturn:
+    await context.abort(code, message)
     raise AssertionError("abort returns never")

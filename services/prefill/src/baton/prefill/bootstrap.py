@@ -12,6 +12,7 @@ from typing import Any, NoReturn
 
 import grpc
 import grpc.aio
+from google.protobuf.message import DecodeError
 
 from baton.engine.layout import KVLayout
 from baton.kvtransfer import Agent, IncompatiblePeer, InvalidArgument, Peer, PeerUnreachable, Region, TransferError
@@ -111,15 +112,22 @@ class BootstrapServicer(bootstrap_pb2_grpc.BootstrapServicer):
     async def Session(  # type: ignore[override]  # noqa: N802 # a coroutine that writes: the stubs know generators only
         self, request_iterator: AsyncIterator[bootstrap_pb2.FromDecode], context: Context
     ) -> None:
-        hello = await self._greet(request_iterator, context)
+        try:
+            reason = await self._one(request_iterator, context)
+        except DecodeError as error:
+            await _refuse(context, grpc.StatusCode.INVALID_ARGUMENT, f"a message of the session cannot be read: {error}")
+        if reason is not None:
+            await _refuse(context, grpc.StatusCode.UNAVAILABLE, reason)
+
+    async def _one(self, messages: AsyncIterator[bootstrap_pb2.FromDecode], context: Context) -> str | None:
+        """From the hello to the end; why we ended it, if we did."""
+        hello = await self._greet(messages, context)
         session = await self._enter(hello.instance_id, context)
         try:
             link = await self._connect(session, hello, context)
-            reason = await self._serve(session, link, request_iterator, context)
+            return await self._serve(session, link, messages, context)
         finally:
             await asyncio.shield(self._leave(session))
-        if reason is not None:
-            await _refuse(context, grpc.StatusCode.UNAVAILABLE, reason)
 
     async def _greet(self, messages: AsyncIterator[bootstrap_pb2.FromDecode], context: Context) -> bootstrap_pb2.DecodeHello:
         """Reads the hello, answers it, and refuses a pair whose pools differ."""
