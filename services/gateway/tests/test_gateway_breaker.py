@@ -16,7 +16,6 @@ from baton.gateway.retry import (
     backoff_s,
     is_chargeable,
     is_retryable,
-    only_transfer_failed,
 )
 from baton.wire.status import code_number
 from baton.wire.v1 import common_pb2
@@ -142,18 +141,28 @@ def test_a_transfer_that_took_too_long_is_recomputed_and_no_other_limit_is() -> 
 
 
 @pytest.mark.parametrize(
-    ("origin", "stage", "alone"),
+    ("origin", "stage", "hearsay", "alone"),
     [
-        ("PREFILL", "BOOTSTRAPPING", False),  # nothing was computed yet: another pair does as well
-        ("PREFILL", "WAITING", False),
-        ("PREFILL", "TRANSFERRING", True),
-        ("PREFILL", "SUCCESS", True),
-        ("TRANSFER", "WAITING", True),
-        ("TRANSFER", "SUCCESS", True),
-        ("DECODE", "TRANSFERRING", False),
-        ("DECODE", "SUCCESS", False),
+        ("PREFILL", "BOOTSTRAPPING", False, False),  # nothing was computed yet: another pair does as well
+        ("PREFILL", "WAITING", True, False),
+        ("PREFILL", "TRANSFERRING", False, True),
+        ("PREFILL", "TRANSFERRING", True, True),
+        ("PREFILL", "SUCCESS", False, True),
+        ("TRANSFER", "WAITING", False, True),
+        ("TRANSFER", "SUCCESS", False, True),
+        ("DECODE", "TRANSFERRING", False, False),
+        ("DECODE", "TRANSFERRING", True, True),  # prefill has lost it, which need not be its own fault
+        ("DECODE", "SUCCESS", False, False),
     ],
 )
-def test_decode_is_well_when_only_its_pages_did_not_come(origin: str, stage: str, alone: bool) -> None:
+def test_decode_is_well_when_only_its_pages_did_not_come(origin: str, stage: str, hearsay: bool, alone: bool) -> None:
     said = common_pb2.Failure(origin=common_pb2.Origin.Value(f"ORIGIN_{origin}"), stage=common_pb2.RoomState.Value(f"ROOM_STATE_{stage}"))
-    assert only_transfer_failed(said) is alone
+    assert FailedAttempt(1, ("p1", "d1"), said, hearsay=hearsay).only_transfer_failed is alone
+
+
+def test_what_one_server_says_of_the_other_excludes_only_the_pair() -> None:
+    """The way between them may be what broke."""
+    for origin in (common_pb2.ORIGIN_PREFILL, common_pb2.ORIGIN_DECODE):
+        attempt = FailedAttempt(1, ("p1", "d1"), failure(grpc.StatusCode.UNAVAILABLE, origin), hearsay=True)
+        assert attempt.excludes(("p1", "d1"))
+        assert not any(attempt.excludes(servers) for servers in (("p1", "d2"), ("p2", "d1"), ("d1",)))

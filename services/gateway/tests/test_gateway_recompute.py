@@ -218,6 +218,21 @@ async def test_where_only_the_transfer_failed_decode_computes_the_prompt(
     await stack.settled()
 
 
+async def test_two_servers_that_lose_each_other_cost_the_client_nothing(stack_of: StackOf) -> None:
+    """The network between them is cut: prefill says that decode is gone. But the gateway still hears decode, which does the rest alone."""
+    stack = await two_by_two(stack_of, prefill=1, decode=1)
+    stream = await Stream(stack).begin()
+    stream.prefill.event(stream.first.room, transfer_started=worker_pb2.TransferStarted())
+    await eventually(lambda: stack.gateway.rooms._rooms[stream.first.room].machine.state.name == "TRANSFERRING")
+    stack.script(by_the_book, by_the_book)
+    stream.prefill.fail(stream.first.room, grpc.StatusCode.UNAVAILABLE, "decode_lost", origin=common_pb2.ORIGIN_DECODE)
+    last = await stream.rest()
+    assert stream.ids == stream.answer
+    assert last.report.prefilled_on_decode
+    assert not any(worker.breaker._num_failures for worker in stack.gateway.fleet.workers)
+    await stack.settled()
+
+
 async def test_a_transfer_that_takes_too_long_is_given_up_for_decodes_own_work(stack_of: StackOf) -> None:
     stack = await two_by_two(stack_of, transfer_timeout_s=0.3)
     stream = await Stream(stack).begin()

@@ -89,12 +89,12 @@ class Rig:
             getattr(event, what).SetInParent()
             if what == "finished":
                 event.finished.reason, event.finished.completion_tokens = common_pb2.FINISH_REASON_LENGTH, len(ANSWER)
-            self.workers[kind].take(worker_pb2.Report(events=[event]))
+            self._say(kind, worker_pb2.Report(events=[event]))
         elif kind == "token":
             who, index = what
-            self.workers[who].take(worker_pb2.Report(rooms=[ROOM], indexes=[index], tokens=[ANSWER[index]]))
+            self._say(who, worker_pb2.Report(rooms=[ROOM], indexes=[index], tokens=[ANSWER[index]]))
         elif kind == "wrong token":
-            self.workers[what[0]].take(worker_pb2.Report(rooms=[ROOM], indexes=[what[1]], tokens=[999]))
+            self._say(what[0], worker_pb2.Report(rooms=[ROOM], indexes=[what[1]], tokens=[999]))
         elif kind == "lose":
             self.workers[what].went("as scripted")
         elif kind == "cancel":
@@ -103,6 +103,10 @@ class Rig:
             self.room.answered("stop_string")
         else:
             self.room._on_deadline()
+
+    def _say(self, who: str, report: worker_pb2.Report) -> None:
+        for _ in self.workers[who].take(report):
+            pass
 
     async def outcome(self) -> tuple[list[int], str]:
         """What the client got, and how it ended; "open" if it would still wait."""

@@ -14,7 +14,7 @@ from baton.gateway.errors import GatewayError, RoomFailedError
 from baton.gateway.fleet import Fleet, Route, trusted
 from baton.gateway.live_room import LiveRoom
 from baton.gateway.local_prefill import local_routes
-from baton.gateway.retry import FailedAttempt, RetryPolicy, backoff_s, only_transfer_failed
+from baton.gateway.retry import FailedAttempt, RetryPolicy, backoff_s
 from baton.wire.status import origin_name, stage_name
 from baton.wire.v1 import common_pb2
 
@@ -89,7 +89,7 @@ class Attempts:
         if not self._policy.recomputes:
             return self._open_to(self._fleet.routes, failure)
         alone = self._open_to(local_routes(self._fleet.workers), failure)
-        if only_transfer_failed(failure):
+        if self._attempt(failure).only_transfer_failed:
             same = [route for route in alone if route.instances[0] == self.room.passage.decode_instance]
             if trusted(same, time.monotonic()):
                 return same
@@ -107,7 +107,7 @@ class Attempts:
 
     def _attempt(self, failure: common_pb2.Failure) -> FailedAttempt:
         passage = self.room.passage
-        return FailedAttempt(self.room.room, passage.servers, failure, passage.num_tokens, passage.prefilled_on_decode)
+        return FailedAttempt(self.room.room, passage.servers, failure, passage.num_tokens, passage.prefilled_on_decode, self.room.is_hearsay)
 
     # --- again ----------------------------------------------------------------------------------------------------------------
 

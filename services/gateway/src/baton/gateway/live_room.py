@@ -80,6 +80,7 @@ class LiveRoom:
         self._span = span
         self._on_closed = on_closed
         self._answered = False
+        self._told_by: Leg | None = None
 
     # --- life -----------------------------------------------------------------------------------------------------------------
 
@@ -164,6 +165,12 @@ class LiveRoom:
     def servers(self) -> tuple[Worker, ...]:
         """Prefill first."""
         return tuple(worker for worker, _ in self._starts)
+
+    @property
+    def is_hearsay(self) -> bool:
+        """Whether the room's failure is what one of its servers said of the other."""
+        others = (ORIGINS[worker.leg] for worker in self.servers if worker.leg is not self._told_by)
+        return self._told_by is not None and self.failure is not None and self.failure.origin in others
 
     # --- inside ---------------------------------------------------------------------------------------------------------------
 
@@ -274,7 +281,7 @@ class LiveRoom:
         if self._answered or self.failure is not None:
             return
         failure = self._scribe.placed(failure)
-        self.failure = failure
+        self.failure, self._told_by = failure, culprit
         before = self.machine.state
         moved = self.machine.fail(failure, time.monotonic()) is Verdict.MOVED
         self.passage.ended_at = time.monotonic()

@@ -62,13 +62,6 @@ class RetryPolicy:
         return is_retryable(failure) or (self.recomputes and failure.cause == "transfer_timeout")
 
 
-def only_transfer_failed(failure: common_pb2.Failure) -> bool:
-    """Decode is well, and waits for KV pages that will not come, or came damaged, after prefill had begun to write them."""
-    if failure.origin == common_pb2.ORIGIN_TRANSFER or failure.cause == "transfer_timeout":
-        return True
-    return failure.origin == common_pb2.ORIGIN_PREFILL and failure.stage in (common_pb2.ROOM_STATE_TRANSFERRING, common_pb2.ROOM_STATE_SUCCESS)
-
-
 def is_chargeable(failure: common_pb2.Failure) -> bool:
     """Whether it speaks against the server's health. Overload does not."""
     return is_retryable(failure) and status_code(failure.code) is not grpc.StatusCode.RESOURCE_EXHAUSTED
@@ -84,6 +77,7 @@ class FailedAttempt:
     """A room of a request that went on in another one.
 
     servers: the instances it ran on, prefill first; one where a single server did both. tokens_sent: tokens of the answer that were made by then.
+    hearsay: one server said it of the other, which proves no more than that the two have lost each other.
     """
 
     room: int
@@ -91,10 +85,23 @@ class FailedAttempt:
     failure: common_pb2.Failure
     tokens_sent: int = 0
     prefilled_on_decode: bool = False
+    hearsay: bool = False
+
+    @property
+    def only_transfer_failed(self) -> bool:
+        """Decode is well, and waits for KV pages that will not come, or came damaged, after prefill had begun to write them."""
+        failure = self.failure
+        if failure.origin == common_pb2.ORIGIN_TRANSFER or failure.cause == "transfer_timeout":
+            return True
+        if failure.origin == common_pb2.ORIGIN_DECODE:
+            return self.hearsay
+        return failure.origin == common_pb2.ORIGIN_PREFILL and failure.stage in (common_pb2.ROOM_STATE_TRANSFERRING, common_pb2.ROOM_STATE_SUCCESS)
 
     @property
     def culprit(self) -> str:
         """The instance that failed; empty where only the pair is known to have."""
+        if self.hearsay:
+            return ""
         if self.failure.origin == common_pb2.ORIGIN_PREFILL:
             return self.servers[0]
         return self.servers[-1] if self.failure.origin == common_pb2.ORIGIN_DECODE else ""

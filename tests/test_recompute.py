@@ -1,0 +1,270 @@
+"""--kv-load-failure-policy recompute on real processes and the real model: whatever is killed, no client sees another token than without it.
+
+Eight requests at once, greedy and sampled, over gRPC and over HTTP, are first run undisturbed. Then they are run again, and a server is killed (-9)
+in the middle. Two prefill and two decode servers: what is killed can be replaced.
+"""
+
+from __future__ import annotations
+
+import json
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import grpc
+import httpx
+import pytest
+from fleet import MODEL, Fleet, Worker, wait_for
+
+from baton.wire.v1 import inference_pb2 as pb
+from baton.wire.v1.inference_pb2_grpc import InferenceStub
+
+pytestmark = pytest.mark.integration
+
+NUM_TOKENS = 24
+LONG = 900
+NUM_ROUTES = 4
+CHUNK = 128
+
+
+@dataclass
+class Client:
+    """One request on a thread of its own. tokens: as they came; over HTTP the pieces of text."""
+
+    fleet: Fleet
+    number: int
+    tokens: list[int | str] = field(default_factory=list)
+    problem: str = ""
+
+    @property
+    def prompt(self) -> list[int]:
+        """Two long ones, whose prefill and transfer take a while, and six short ones."""
+        length = LONG if self.number < 2 else 5 + 9 * self.number
+        return [100 + (self.number * 37 + i * 7) % 4000 for i in range(length)]
+
+    @property
+    def temperature(self) -> float:
+        return float(self.number % 2)
+
+    def start(self) -> Client:
+        self.thread = threading.Thread(target=self._run)
+        self.thread.start()
+        return self
+
+    def _run(self) -> None:
+        try:
+            ask = self._over_http if self.number % 4 == 3 else self._over_grpc
+            ask()
+        except (grpc.RpcError, httpx.HTTPError) as error:
+            self.problem = error.details() if isinstance(error, grpc.Call) else repr(error)
+
+    def _over_grpc(self) -> None:
+        sampling = pb.SamplingParams(
+            temperature=self.temperature, seed=self.number, max_tokens=NUM_TOKENS, min_tokens=NUM_TOKENS // 2, ignore_eos=True
+        )
+        request = pb.GenerateRequest(model=MODEL, token_ids=pb.TokenIds(ids=self.prompt), sampling=sampling)
+        with grpc.insecure_channel(self.fleet.grpc, options=[("grpc.use_local_subchannel_pool", 1)]) as channel:
+            for message in InferenceStub(channel).Generate(request, timeout=240):
+                self.tokens += message.token_ids
+
+    def _over_http(self) -> None:
+        body = {"model": MODEL, "prompt": self.prompt, "temperature": self.temperature, "seed": self.number, "max_tokens": NUM_TOKENS}
+        with httpx.stream(
+            "POST", f"http://{self.fleet.http}/v1/completions", json=body | {"ignore_eos": True, "stream": True}, timeout=240
+        ) as response:
+            for line in response.iter_lines():
+                if line.startswith("data: {"):
+                    event = json.loads(line.removeprefix("data: "))
+                    self.problem = self.problem or json.dumps(event.get("error", ""))[:-1].removeprefix('"')
+                    self.tokens += [choice["text"] for choice in event.get("choices", []) if choice["text"]]
+
+    def answer(self) -> list[int | str]:
+        self.thread.join(240)
+        assert not self.thread.is_alive(), f"request {self.number} hangs"
+        assert not self.problem, f"request {self.number}: {self.problem}"
+        return self.tokens if self.number % 4 != 3 else ["".join(map(str, self.tokens))]
+
+
+@pytest.fixture(scope="module")
+def fleet(model_path: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
+    fleet = Fleet(model_path, tmp_path_factory.mktemp("recompute"))
+    for _ in range(2):
+        fleet.prefill("--transport", "shm", "--max-batched-tokens", str(CHUNK))
+        fleet.decode("--transport", "shm", "--digest", "all")
+    fleet.start("--kv-load-failure-policy", "recompute")
+    whole_again(fleet)
+    yield fleet
+    fleet.close()
+
+
+@pytest.fixture(scope="module")
+def undisturbed(fleet: Fleet) -> list[list[int | str]]:
+    answers = [client.answer() for client in everybody(fleet)]
+    assert all(len(answer) == NUM_TOKENS for number, answer in enumerate(answers) if number % 4 != 3)
+    assert not retried(fleet), "the undisturbed run was disturbed"
+    fleet.assert_free(10)
+    return answers
+
+
+def everybody(fleet: Fleet) -> list[Client]:
+    return [Client(fleet, number).start() for number in range(8)]
+
+
+def whole_again(fleet: Fleet) -> None:
+    def num_routes() -> int:
+        return int(httpx.get(f"http://{fleet.http}/ready", timeout=5).json()["routes"])
+
+    wait_for(lambda: num_routes() == NUM_ROUTES, 60, "every pair usable")
+
+
+def said(fleet: Fleet, event: str) -> list[dict[str, Any]]:
+    """What the gateway's log says of one kind of event. Its last line may be half written."""
+    assert fleet.gateway is not None
+    lines = fleet.gateway.running.log_path.read_text().split("\n")[:-1]
+    return [json.loads(line) for line in lines if f'"event": "{event}"' in line]
+
+
+def retried(fleet: Fleet) -> list[dict[str, Any]]:
+    return said(fleet, "room retried")
+
+
+def in_transfer(fleet: Fleet) -> list[str]:
+    """Prefill instances that write a long prompt's pages now."""
+    states = {record["room"]: record["state"] for record in said(fleet, "room")}
+    opened = [record for record in said(fleet, "room opened") if record["prompt_tokens"] >= LONG]
+    failed = {record["room"] for record in said(fleet, "room failed")}
+    return [record["servers"][0] for record in opened if states.get(record["room"]) == "TRANSFERRING" and record["room"] not in failed]
+
+
+def of(fleet: Fleet, kind: str) -> list[Worker]:
+    return [worker for worker in fleet.workers if worker.spec.name.startswith(kind)]
+
+
+def busiest(fleet: Fleet, kind: str) -> Worker:
+    return max(of(fleet, kind), key=lambda worker: worker.info().load.rooms)
+
+
+def tokens_of(clients: list[Client]) -> int:
+    return sum(len(client.tokens) for client in clients)
+
+
+# --- when to kill whom: each returns the victim, dead ---------------------------------------------------------------------------------
+
+
+def decode_in_mid_stream(fleet: Fleet, clients: list[Client]) -> Worker:
+    """After all short requests have some tokens."""
+    wait_for(lambda: all(len(client.tokens) >= 4 for client in clients[2:]), 60, "four tokens for each")
+    return killed(busiest(fleet, "decode"))
+
+
+def decode_in_transfer(fleet: Fleet, clients: list[Client]) -> Worker:
+    wait_for(lambda: any(worker.info().load.published_pages for worker in of(fleet, "decode")), 30, "published pages")
+    return killed(max(of(fleet, "decode"), key=lambda worker: worker.info().load.published_pages))
+
+
+def prefill_in_transfer(fleet: Fleet, clients: list[Client]) -> Worker:
+    """Its long prompt is on its way, the short ones behind it wait for their turn."""
+    wait_for(lambda: bool(in_transfer(fleet)), 60, "a long prompt in transfer")
+    (instance, *_) = in_transfer(fleet)
+    return killed(next(worker for worker in of(fleet, "prefill") if worker.info().instance_id == instance))
+
+
+def prefill_in_mid_stream(fleet: Fleet, clients: list[Client]) -> Worker:
+    """After its part is done."""
+    wait_for(lambda: all(len(client.tokens) >= 3 for client in clients), 90, "three tokens for each")
+    return killed(busiest(fleet, "prefill"))
+
+
+def killed(worker: Worker) -> Worker:
+    worker.kill()
+    return worker
+
+
+Kill = Callable[[Fleet, list[Client]], Worker]
+
+
+@pytest.mark.parametrize(
+    ("kill", "stages"),
+    [
+        (decode_in_mid_stream, {"SUCCESS"}),
+        (decode_in_transfer, {"BOOTSTRAPPING", "WAITING", "TRANSFERRING"}),
+        (prefill_in_transfer, {"TRANSFERRING"}),
+        (prefill_in_mid_stream, set()),
+    ],
+)
+def test_a_death_changes_no_token(fleet: Fleet, undisturbed: list[list[int | str]], kill: Kill, stages: set[str]) -> None:
+    """`stages`: at least one of these is where rooms were when it happened; none: no room needed another one."""
+    before = len(retried(fleet))
+    clients = everybody(fleet)
+    victim = kill(fleet, clients)
+    answers = [client.answer() for client in clients]
+    moved = retried(fleet)[before:]
+    victim.start().wait_ready()
+    whole_again(fleet)
+    assert answers == undisturbed
+    seen = {record["stage"] for record in moved}
+    assert bool(seen) == bool(stages), moved
+    assert not stages or seen & stages, moved
+    assert all(record["origin"] in victim.spec.name for record in moved), moved
+    fleet.assert_free(20)
+
+
+def test_prefill_killed_before_decodes_pages_are_known(fleet: Fleet, undisturbed: list[list[int | str]]) -> None:
+    """Decode servers stand still meanwhile, so that every room is in BOOTSTRAPPING."""
+    before = len(retried(fleet))
+    frozen = of(fleet, "decode")
+    for worker in frozen:
+        worker.running.send(signal.SIGSTOP)
+    clients: list[Client] = []
+    try:
+        clients = everybody(fleet)
+        wait_for(lambda: busiest(fleet, "prefill").info().load.rooms >= 2, 20, "rooms on a prefill server")
+        victim = killed(busiest(fleet, "prefill"))
+    finally:
+        for worker in frozen:
+            worker.running.send(signal.SIGCONT)
+    answers = [client.answer() for client in clients]
+    moved = retried(fleet)[before:]
+    victim.start().wait_ready()
+    whole_again(fleet)
+    assert answers == undisturbed
+    assert {record["stage"] for record in moved if record["origin"] == "prefill"} == {"BOOTSTRAPPING"}, moved
+    fleet.assert_free(20)
+
+
+def test_one_after_the_other(fleet: Fleet, undisturbed: list[list[int | str]]) -> None:
+    """A decode server in mid-stream, then the prefill server that helped to replace it: some requests move twice."""
+    clients = everybody(fleet)
+    victims = [decode_in_mid_stream(fleet, clients)]
+    had = tokens_of(clients)
+    wait_for(lambda: any(worker.info().load.rooms for worker in of(fleet, "prefill")) or tokens_of(clients) > had + 40, 30, "a continuation")
+    victims.append(killed(busiest(fleet, "prefill")))
+    answers = [client.answer() for client in clients]
+    for victim in victims:
+        victim.start()
+    for victim in victims:
+        victim.wait_ready()
+    whole_again(fleet)
+    assert answers == undisturbed
+    assert any(int(record["tokens_sent"]) > 1 for record in retried(fleet))
+    fleet.assert_free(20)
+
+
+def test_a_frozen_decode_server_is_left_in_mid_stream(fleet: Fleet, undisturbed: list[list[int | str]]) -> None:
+    before = len(retried(fleet))
+    clients = everybody(fleet)
+    wait_for(lambda: all(len(client.tokens) >= 4 for client in clients[2:]), 60, "four tokens for each")
+    frozen = busiest(fleet, "decode")
+    frozen.running.send(signal.SIGSTOP)
+    try:
+        answers = [client.answer() for client in clients]
+    finally:
+        frozen.running.send(signal.SIGCONT)
+    assert answers == undisturbed
+    moved = retried(fleet)[before:]
+    assert {record["cause"] for record in moved} == {"decode_silent"}, moved
+    whole_again(fleet)
+    fleet.assert_free(20)
