@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from bench_planned import CPU, GPU, HEADER, chat, run_of
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import baton.bench.plan
@@ -100,6 +100,7 @@ def test_a_calibrated_simulator_predicts_loads_that_it_was_not_fitted_to(found: 
         assert figures[name].middle == pytest.approx(1000 * measured, rel=within), name
 
 
+@settings(max_examples=30)
 @given(st.lists(st.floats(0, 5), min_size=3, max_size=3), st.integers(0, 1000))
 def test_nonnegative_coefficients_are_found_exactly(true: list[float], seed: int) -> None:
     columns = np.random.default_rng(seed).uniform(1, 10, (40, 3))
@@ -144,7 +145,8 @@ def test_what_the_formulas_do_not_describe_is_refused() -> None:
 def test_failed_repeats_are_left_out() -> None:
     plain, _ = measured_runs()
     broken = [Run(run.header, (dataclasses.replace(run.samples[0], error="timeout"), *run.samples[1:]), ()) for run in plain]
-    assert from_runs(broken, (), ServerLimits(), "x").plain.decode == ()
+    found = from_runs(broken, (), ServerLimits(), "x")
+    assert (found.plain.decode, found.num_left_out) == ((), len(broken))
 
 
 def test_a_calibration_survives_its_file(found: Calibration, tmp_path: Path) -> None:
@@ -189,9 +191,17 @@ def test_the_size_of_a_fleet_is_the_least_that_meets_the_objectives(is_split: bo
 
 def test_objectives_that_no_number_of_servers_meets_are_refused() -> None:
     calibration = Calibration(GPU, (), {}, 1.0, 0.0, "known costs")
-    demand = Demand(Lengths(((500, 100, False),)), ArrivalOptions(rate_rps=5), Objectives(400, 1), 0.99)
-    with pytest.raises(SettingError, match=r"ITL p99 1 ms, but with .* servers alone do not meet them"):
+
+    def size(objectives: Objectives, prompt: int = 500) -> None:
+        demand = Demand(Lengths(((prompt, 100, False),)), ArrivalOptions(rate_rps=5), objectives, 0.99)
         Sizer(calibration, FleetShape(num_plain=1), demand).size(is_split=False, num_seeds=1, note=lambda text: None)
+
+    with pytest.raises(SettingError, match=r"itl_p99_ms is 1, but must be at least 5\.06, what a step of an idle server takes"):
+        size(Objectives(400, 1))
+    with pytest.raises(SettingError, match=r"ttft_ms is 10, but must be at least 19, what an idle server takes for 500 tokens"):
+        size(Objectives(10, 50))
+    with pytest.raises(SettingError, match=r"ITL p99 5\.5 ms, but with .* servers alone do not meet them"):
+        size(Objectives(400, 5.5))
 
 
 def test_the_face_of_the_package_is_sorted_and_there() -> None:

@@ -32,13 +32,15 @@ ENDLESS = 1e15
 class Measured:
     """`plain`: points of one plain server; `split`: of one prefill and one decode server, if there was one.
 
-    `words`: (words, prompt tokens) of requests. `limits`: of the plain server; its steps cut prompts into chunks."""
+    `words`: (words, prompt tokens) of requests. `limits`: of the plain server; its steps cut prompts into chunks.
+    `num_left_out`: repeats that say nothing, because requests failed in them."""
 
     plain: Points
     split: Points
     words: Sequence[tuple[int, int]]
     limits: ServerLimits
     source: str
+    num_left_out: int = 0
 
 
 def calibrate(measured: Measured, seed: int = 0) -> Calibration:
@@ -219,6 +221,8 @@ def _words(words: Sequence[tuple[int, int]]) -> tuple[float, float]:
 
 def _notes(measured: Measured) -> list[str]:
     notes = []
+    if measured.num_left_out:
+        notes.append(f"{measured.num_left_out} repeats in which requests failed were left out")
     if not measured.plain.mixed:
         notes.append("no step with a prompt and decode rows was seen: its rows are taken to cost as much as in a step of their own")
     if not measured.split.first:

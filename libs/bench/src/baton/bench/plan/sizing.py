@@ -23,6 +23,8 @@ MIN_REQUESTS_PER_SERVER = 40
 MIN_DURATIONS = 4.0
 WARM_UP_SHARE = 0.25
 MOST_STEPS = 60
+#: A cell that misses its objectives with so many servers misses them with any number.
+MOST_CELL_SERVERS = 4 * CELL_SERVERS
 #: Of a server's time, what a first guess plans to use.
 GUESSED_USE = 0.7
 
@@ -77,6 +79,7 @@ class Sizer:
 
     def size(self, *, is_split: bool, num_seeds: int, note: Note) -> Sized:
         """Raises SettingError where no number of servers meets the objectives."""
+        self._require_possible(self._costs(0), is_split=is_split)
         first = self._guess(self._costs(0), is_split)
         share = min(1.0, CELL_SERVERS / first.num_servers)
         cell = self._scaled(first, share)
@@ -108,6 +111,14 @@ class Sizer:
             self._link if shape.is_split else None,
             WARM_UP_SHARE,
         )
+
+    def _require_possible(self, costs: Costs, *, is_split: bool) -> None:
+        """Raises SettingError for objectives that not even an idle server meets: no fleet has to be simulated to see that."""
+        wanted, rows, steps = self._demand.objectives, sorted(self._demand.lengths.rows), costs.steps
+        prompt, step_ms = rows[int(self._demand.attainment * (len(rows) - 1))][0], 1000 * steps.decode_s(1, rows[0][0])
+        first_ms = 1000 * (costs.request_s + steps.prefill_s(prompt, prompt**2)) * (costs.roles.prefill if is_split else 1.0)
+        require(step_ms <= wanted.itl_p99_ms, "itl_p99_ms", wanted.itl_p99_ms, f"at least {step_ms:.3g}, what a step of an idle server takes")
+        require(first_ms <= wanted.ttft_ms, "ttft_ms", wanted.ttft_ms, f"at least {first_ms:.3g}, what an idle server takes for {prompt} tokens")
 
     def _costs(self, seed: int) -> Costs:
         costs = self._calibration.costs if seed == 0 else self._calibration.replicate(seed)
@@ -145,7 +156,7 @@ class Sizer:
             if misses.share <= 1 - demand.attainment:
                 return self._trimmed(shape, demand, costs, seed)
             more = self._more(shape, misses, stride)
-            if more.num_servers > 64 * max(CELL_SERVERS, 1):
+            if more.num_servers > MOST_CELL_SERVERS:
                 break
             shape, stride = more, min(2 * stride, max(1, shape.num_servers // 4))
         raise SettingError(

@@ -17,7 +17,8 @@ def from_runs(plain: Sequence[Run], split: Sequence[Run], limits: ServerLimits, 
     """`plain`: against one plain server; `split`: against one prefill and one decode server. Other numbers of servers cannot be told from samples
     and give costs of no server."""
     words = [(sample.prompt_words, sample.prompt_tokens) for run in (*plain, *split) for sample in run.samples if sample.prompt_tokens]
-    return Measured(points_of(plain, limits, is_split=False), points_of(split, limits, is_split=True), words, limits, source)
+    left_out = sum(any(sample.error is not None for sample in repeat) for run in (*plain, *split) for repeat in run.repeats)
+    return Measured(points_of(plain, limits, is_split=False), points_of(split, limits, is_split=True), words, limits, source, left_out)
 
 
 def from_decide(folder: Path, limits: ServerLimits) -> Measured:
