@@ -13,7 +13,7 @@ import grpc
 import grpc.aio
 import httpx
 import pytest
-from gateway_harness import Stack, eventually, rest
+from gateway_harness import Stack, ask, eventually, rest
 from gateway_worker import ROLES, ScriptedWorker, by_the_book, silence
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
@@ -273,6 +273,29 @@ async def test_a_worker_is_known_to_every_gateway_that_it_names(stack_of: Callab
     await joining.leave()
     for stack in (one, other):
         await eventually(lambda stack=stack: not stack.gateway.fleet.workers)
+
+
+async def test_requests_stick_to_a_prefix_until_its_server_is_another_process(start: Callable[..., Any]) -> None:
+    stack, (one, other) = await start("plain", "plain", routing="prefix-aware")
+    prompt = ask(text="the quick brown fox jumps over the lazy dog " * 8)
+    async with contextlib.AsyncExitStack() as exits:
+        await exits.enter_async_context(known(stack, one))
+        await stack.ready()
+        assert (await stack.reply(prompt)).last.report.decode_instance == one.instance_id
+        await exits.enter_async_context(known(stack, other))
+        await eventually(lambda: len(stack.gateway.fleet.routes) == 2)
+        served = {(await stack.reply(prompt)).last.report.decode_instance for _ in range(4)}
+        assert served == {one.instance_id}
+        decisions = stack.gateway.router.decisions
+        assert decisions == {("prefix-aware", "no_prefix", "plain"): 1, ("prefix-aware", "prefix", "plain"): 4}
+        assert 0 < stack.gateway.router.prefix_tokens < stack.gateway.router.prompt_tokens
+        await one.kill()
+        successor = await one.successor().start()
+        stack.workers.append(successor)
+        await eventually(lambda: successor.instance_id in {worker.instance_id for worker in stack.gateway.fleet.workers})
+        assert len(stack.gateway.router._index) == 0  # its prefix cache is gone with it
+        await stack.reply(prompt)
+        assert decisions["prefix-aware", "no_prefix", "plain"] == 2
 
 
 # --- operators
