@@ -19,8 +19,8 @@ from baton.wire.v1.inference_pb2_grpc import InferenceStub
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(600)]
 
 HELD = Path(__file__).parent / "faults" / "held_service.py"
-#: Each step of prefill takes this much longer. With 64 tokens a step, the last of 512 prompts waits for some fifty of them.
-SLOWER_S = 0.2
+#: Each step of prefill takes this much longer. With 64 tokens a step, the last of 512 prompts waits for some thirty of them.
+SLOWER_S = 0.1
 NUM_PROMPTS = 8
 NUM_TOKENS = 2
 DEADLINE_S = 280.0
@@ -50,7 +50,7 @@ async def answers_of(fleet: Fleet, numbers: list[int]) -> list[tuple[list[int], 
 
     async def one(place: int, number: int) -> tuple[list[int], pb.RoomReport]:
         sampling = pb.SamplingParams(temperature=0, max_tokens=NUM_TOKENS, ignore_eos=True)
-        prompt = pb.TokenIds(ids=[500 + 31 * (number % NUM_PROMPTS) + i for i in range(6)])
+        prompt = pb.TokenIds(ids=[500 + 31 * (number % NUM_PROMPTS) + i for i in range(4)])
         request = pb.GenerateRequest(model=MODEL, token_ids=prompt, sampling=sampling, report=True)
         messages = [message async for message in InferenceStub(channels[place % len(channels)]).Generate(request, timeout=DEADLINE_S)]
         return [token for message in messages for token in message.token_ids], messages[-1].report

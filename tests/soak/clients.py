@@ -43,8 +43,8 @@ TOP_K = 8
 TEXT = Path(__file__).parents[2] / "LICENSE"
 
 
-def questions(model_path: Path, count: int, seed: int) -> list[Question]:
-    """Real text, and short, so that two cores can answer hundreds at once; every other one is sampled."""
+def questions(model_path: Path, count: int, seed: int, answers: tuple[int, ...] = (4, 6, 8)) -> list[Question]:
+    """Real text, and short, so that two cores can answer hundreds at once; every other one is sampled. `answers`: their lengths."""
     from tokenizers import Tokenizer
 
     dice = random.Random(seed)
@@ -52,7 +52,7 @@ def questions(model_path: Path, count: int, seed: int) -> list[Question]:
     found = []
     for number in range(count):
         first, length = dice.randrange(len(ids) - 40), dice.choice((5, 9, 17, 24))
-        found.append(Question(tuple(ids[first : first + length]), 0.9 * (number % 2), number, dice.choice((4, 6, 8))))
+        found.append(Question(tuple(ids[first : first + length]), 0.9 * (number % 2), number, dice.choice(answers)))
     return found
 
 

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
 import httpx
 import psutil
-from fleet import Fleet, Worker, free_port, wait_for
+from fleet import Fleet, Worker, free_port, segments_of, wait_for
 from soak.etcd import Etcd, installed
 
 from baton.cli.services import ServiceSpec
@@ -65,6 +64,7 @@ class House(Fleet):
             gateway.wait_ready()
         self.gateway = self.gateways[0]
         self.wait_in_use()
+        self.note_pids()
         return self
 
     def wait_in_use(self) -> float:
@@ -94,6 +94,18 @@ class House(Fleet):
         self.assert_free(timeout_s)
         wait_for(lambda: not any(self._open_requests(gateway) for gateway in self.gateways), timeout_s, "requests open on a gateway")
 
+    def shared_memory_mib(self) -> float:
+        """System V segments made by any process of this house, also one that was killed, and files in /dev/shm that those which live have mapped."""
+        segments = sum(int(row.split()[3]) for row in segments_of(self._pids))
+        files: dict[str, int] = {}
+        for worker in self._all():
+            for line in Path(f"/proc/{worker.running.pid}/maps").read_text().splitlines():
+                span, *_, name = line.split(maxsplit=5)
+                if name.startswith("/dev/shm/"):
+                    first, end = (int(word, 16) for word in span.split("-"))
+                    files[name] = max(files.get(name, 0), end - first)
+        return float(segments + sum(files.values())) / 2**20
+
     def close(self) -> None:
         """Cleanly, and asserts that no process and no shared memory is left."""
         try:
@@ -119,11 +131,3 @@ class House(Fleet):
 
     def _routes_text(self) -> str:
         return f"{NUM_ROUTES} routes on each gateway: {[self.routes(gateway) for gateway in self.gateways]}"
-
-
-def shared_memory_mib() -> float:
-    """Of the whole machine: System V segments and files in /dev/shm."""
-    rows = Path("/proc/sysvipc/shm").read_text().splitlines()[1:] if os.path.exists("/proc/sysvipc/shm") else []
-    segments = sum(int(row.split()[3]) for row in rows)
-    files = sum(path.stat().st_blocks * 512 for path in Path("/dev/shm").rglob("*") if path.is_file())
-    return float(segments + files) / 2**20

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 from fleet import Worker, wait_for
 from soak.clients import Client, Judgement, Question, ask
-from soak.house import Held, House, shared_memory_mib
+from soak.house import Held, House
 
 #: After a gateway is back its clients' broken connections are still being noticed.
 GRACE_S = 5.0
@@ -143,14 +143,14 @@ class Soak:
         """Connections of clients that left close a moment later, so this waits for what must not be more than at the first checkpoint."""
         if self._first is not None:
             wait_for(lambda: not self._grown(), QUIET_WITHIN_S, lambda: "; ".join(self._grown()))
-        result.held, result.shared_mib = self.house.held(), shared_memory_mib()
+        result.held, result.shared_mib = self.house.held(), self.house.shared_memory_mib()
 
     def _grown(self) -> list[str]:
         """What is more than at the first checkpoint, in words."""
         assert self._first is not None
         before = {held.name: held for held in self._first.held}
         grown = [text for now in self.house.held() for text in _more(before[now.name], now)]
-        shared = shared_memory_mib()
+        shared = self.house.shared_memory_mib()
         if shared > self._first.shared_mib + MORE_SHARED_MIB:
             grown.append(f"shared memory was {self._first.shared_mib:.0f} MiB, is {shared:.0f}")
         return grown

@@ -1,0 +1,69 @@
+"""A part of docs/failures.md driven again, and the document itself. All of it: `python -m tests.faults --check`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from faults.cells import CUTS, FAULTS, KILLS, STATES, FaultFleet, Outcome, drive, fault_fleet, restore
+from faults.net import why_not
+from faults.table import OR, differences, merged, read, write
+
+pytestmark = pytest.mark.integration
+
+#: Each kind of process killed, each state, and a cut of a control path and of the path of KV pages.
+CELLS = [
+    ("kill prefill", "WAITING"),
+    ("kill client", "BOOTSTRAPPING"),
+    ("kill decode", "TRANSFERRING"),
+    ("kill gateway", "SUCCESS"),
+    ("cut prefill-decode", "TRANSFERRING"),
+]
+
+
+@pytest.fixture(scope="module")
+def fleet(model_path: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[FaultFleet]:
+    reason = why_not()
+    if reason:
+        pytest.skip(f"faults between network namespaces: {reason}")
+    with fault_fleet(model_path, tmp_path_factory.mktemp("cells")) as fleet:
+        yield fleet
+
+
+@pytest.mark.parametrize(("fault", "state"), CELLS, ids=[f"{fault} in {state}" for fault, state in CELLS])
+def test_a_cell_is_as_the_document_says(fleet: FaultFleet, fault: str, state: str) -> None:
+    outcome = drive(fleet, fault, state)
+    restore(fleet)
+    assert not differences(read(), [outcome])
+
+
+def test_a_short_stop_is_not_noticed(fleet: FaultFleet) -> None:
+    """Shorter than a sign of life is waited for where there is no other server."""
+    outcome = drive(fleet, "stop decode", "TRANSFERRING", stop_s=1.5)
+    restore(fleet)
+    assert (outcome.client, outcome.counted) == ("answered", "nothing")
+
+
+def test_the_document_is_whole_and_every_failure_in_it_has_an_author() -> None:
+    cells = read()
+    assert set(cells) == {(fault, state) for fault in FAULTS for state in STATES}
+    for (fault, state), outcome in cells.items():
+        assert all(outcome.facts), f"{fault} in {state}: {outcome.facts}"
+        for client in outcome.client.split(OR):
+            assert client.split(" ")[0] in ("answered", "stream", "(gone)", "UNAVAILABLE", "DEADLINE_EXCEEDED"), f"{fault} in {state}: {client}"
+            undetailed = client.endswith("from its own gRPC")
+            assert not undetailed or "gateway" in fault, f"{fault} in {state}: only a lost gateway has no word for its client, not {client}"
+        if fault in (*KILLS, *CUTS):
+            assert "when it goes on" not in outcome.pages
+
+
+def test_a_cell_that_differs_is_told_and_alternatives_are_kept(tmp_path: Path) -> None:
+    first = Outcome("kill decode", "WAITING", "UNAVAILABLE decode_lost (decode, WAITING)", "gateway: decode_lost (decode)", "at once", 0.5, 1.0)
+    second = Outcome("kill decode", "WAITING", "answered", "nothing", "with the answer's end", None, 2.0)
+    path = tmp_path / "table.md"
+    write(merged({}, [first]), path)
+    assert not differences(read(path), [first])
+    assert "seen ('answered'" in differences(read(path), [second])[0]
+    write(merged(read(path), [second]), path)
+    assert not differences(read(path), [first, second])
