@@ -22,8 +22,9 @@ from baton.gateway.fleet import Fleet
 from baton.gateway.gate import Gate
 from baton.gateway.grpc_front import SERVICE, InferenceServicer, register
 from baton.gateway.http.app import OpenAIFront
+from baton.gateway.http.protocol import HttpLimits
 from baton.gateway.http.server import HttpServer
-from baton.gateway.inference import Inference
+from baton.gateway.inference import LAST_WORDS_S, Inference
 from baton.gateway.local_prefill import LocalPrefill
 from baton.gateway.model_folder import read_model_folder
 from baton.gateway.retry import RetryPolicy
@@ -100,16 +101,24 @@ class Gateway:
             gate=self.gate,
             shares=self.shares,
             request_timeout_s=settings.request_timeout_s,
+            unread_timeout_s=settings.unread_timeout_s,
             retry_policy=RetryPolicy(settings.retries, settings.kv_load_failure_policy),
             tracer=tracing.tracer("baton.gateway"),
         )
-        options = dict(SERVER_OPTIONS) | {"grpc.max_receive_message_length": settings.max_body_bytes}
+        options = dict(SERVER_OPTIONS) | grpc_limits(settings)
         self.grpc = GrpcServer(settings.listen.host, settings.listen.port, tls=self._tls, options=[*options.items()])
         doorkeeper = self.doorkeeper = self._doorkeeper()
         self.grpc.add(register, InferenceServicer(inference, doorkeeper), SERVICE)
         self.discovery.serve(self.grpc, doorkeeper)
-        front = OpenAIFront(inference, self.rooms, settings.max_body_bytes, started_at_s=int(time.time()), doorkeeper=doorkeeper)
-        self.http = HttpServer(front.app(), settings.http_address_host, settings.http_port, self._tls)
+        front = OpenAIFront(
+            inference,
+            self.rooms,
+            settings.max_body_bytes,
+            started_at_s=int(time.time()),
+            doorkeeper=doorkeeper,
+            body_timeout_s=settings.http_body_timeout_s,
+        )
+        self.http = HttpServer(front.app(), settings.http_address_host, settings.http_port, self._tls, http_limits(settings))
 
     def _doorkeeper(self) -> Doorkeeper:
         settings, keys = self._settings, None
@@ -200,6 +209,26 @@ class Gateway:
         await asyncio.gather(*self._tasks, return_exceptions=True)
         await self.discovery.close()
         self._tokenizer.close()
+
+
+def grpc_limits(settings: GatewaySettings) -> dict[str, int]:
+    """What one gRPC connection may take of this process, and how many there may be."""
+    return {
+        "grpc.max_receive_message_length": settings.max_body_bytes,
+        "grpc.max_metadata_size": settings.http_max_head_bytes,
+        "grpc.absolute_max_metadata_size": settings.http_max_head_bytes,
+        # more could neither run nor wait
+        "grpc.max_concurrent_streams": settings.max_rooms + settings.max_queue + 1,
+        "grpc.max_allowed_incoming_connections": settings.grpc_max_connections,
+        "grpc.max_connection_idle_ms": round(settings.grpc_idle_timeout_s * 1e3),
+        "grpc.server_handshake_timeout_ms": round(settings.http_head_timeout_s * 1e3),
+    }
+
+
+def http_limits(settings: GatewaySettings) -> HttpLimits:
+    """A stalled answer's own limit is passed first: it knows the room."""
+    unread_s = settings.unread_timeout_s + LAST_WORDS_S + 1.0
+    return HttpLimits(settings.http_max_connections, settings.http_max_head_bytes, settings.http_head_timeout_s, unread_s)
 
 
 @contextlib.asynccontextmanager

@@ -82,6 +82,13 @@ class GatewaySettings(ServiceSettings):
     max_queue: int = Field(default=1024, ge=0, description="Requests that may wait for a place, fairly between API keys; one more is refused.")
     queue_timeout_s: float = Field(default=60.0, gt=0, description="Seconds that a request may wait for a place; its deadline counts as well.")
     max_body_bytes: int = Field(default=16 * 1024 * 1024, ge=1024, description="Bytes of one request, over HTTP and over gRPC.")
+    http_max_connections: int = Field(default=8192, ge=1, description="HTTP connections that may be open at once; one more is told to come later.")
+    http_max_head_bytes: int = Field(default=32 * 1024, ge=1024, description="Bytes of an HTTP request's line and headers; gRPC's metadata too.")
+    http_head_timeout_s: float = Field(default=20.0, gt=0, description="Seconds for the headers of a request, and for a connection's first.")
+    http_body_timeout_s: float = Field(default=60.0, gt=0, description="Seconds for the body of an HTTP request.")
+    grpc_max_connections: int = Field(default=8192, ge=1, description="gRPC connections that may be open at once; one more is closed.")
+    grpc_idle_timeout_s: float = Field(default=600.0, ge=1, description="Seconds after which a gRPC connection without a call is closed.")
+    unread_timeout_s: float = Field(default=60.0, gt=0, description="Seconds that a part of an answer may wait for a client that reads nothing.")
     max_buffered_tokens: int = Field(default=16384, ge=1, description="Tokens that may wait for a slow client before its request fails.")
     tokenizer_threads: int = Field(default=2, ge=1, le=64, description="Threads that tokenise long prompts.")
 

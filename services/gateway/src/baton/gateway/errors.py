@@ -98,6 +98,16 @@ class BodyTooLargeError(RequestError):
         super().__init__("", f"the body has {num_bytes} bytes or more, the limit is {limit_bytes}: shorten it, or raise --max-body-bytes")
 
 
+class BodyTimeoutError(RequestError):
+    """A body that comes too slowly."""
+
+    code = grpc.StatusCode.DEADLINE_EXCEEDED
+    cause = "body_late"
+
+    def __init__(self, limit_s: float) -> None:
+        super().__init__("", f"the body was not complete within {limit_s:g} s (--http-body-timeout-s): send it faster, or raise the limit")
+
+
 class MissingFieldError(RequestError):
     cause = "missing_field"
 

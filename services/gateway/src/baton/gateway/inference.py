@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import secrets
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 
 import grpc
 import grpc.aio
@@ -49,11 +49,22 @@ class _Handler:
         """deadline: time.monotonic(), seconds; for taking the whole answer, which may be complete long before."""
         self._task = asyncio.current_task()
         self._timer = asyncio.get_running_loop().call_later(max(0.0, deadline - time.monotonic()) + LAST_WORDS_S, self._evict)
+        self._reading: asyncio.TimerHandle | None = None
         self.evicted = False
 
     def room_failed(self) -> None:
         self._timer.cancel()
         self._timer = asyncio.get_running_loop().call_later(LAST_WORDS_S, self._evict)
+
+    def watch(self, handed_at: Callable[[], float | None], limit_s: float, on_unread: Callable[[], None]) -> None:
+        """Calls the task off when what it was handed last (time.monotonic(), seconds; None: it waits for more) is not written within `limit_s`."""
+        since = handed_at()
+        left_s = limit_s if since is None else since + limit_s - time.monotonic()
+        if left_s <= 0:
+            on_unread()
+            self._evict()
+            return
+        self._reading = asyncio.get_running_loop().call_later(left_s, self.watch, handed_at, limit_s, on_unread)
 
     def _evict(self) -> None:
         if self._task is not None:
@@ -62,6 +73,8 @@ class _Handler:
 
     def close(self) -> None:
         self._timer.cancel()
+        if self._reading is not None:
+            self._reading.cancel()
         if self.evicted and self._task is not None:
             self._task.uncancel()
 
@@ -77,6 +90,8 @@ class Answer:
         self.seed = sampling.seed
         self.usage = inference_pb2.Usage(prompt_tokens=prompt_tokens)
         self.finish_reason: common_pb2.FinishReason.ValueType | None = None
+        #: When its reader was given a part and did not ask for the next yet (time.monotonic(), seconds); None: it is waiting for one.
+        self.handed_at: float | None = None
         self._attempts = attempts
         self._text = text
 
@@ -84,6 +99,13 @@ class Answer:
         return self
 
     async def __anext__(self) -> Piece:
+        self.handed_at = None
+        try:
+            return await self._next()
+        finally:
+            self.handed_at = time.monotonic()
+
+    async def _next(self) -> Piece:
         if self.finish_reason is not None:
             raise StopAsyncIteration
         tokens = await self._attempts.take()
@@ -126,6 +148,7 @@ class Inference:
         gate: Gate,
         shares: Shares,
         request_timeout_s: float,
+        unread_timeout_s: float,
         retry_policy: RetryPolicy,
         tracer: trace.Tracer,
     ) -> None:
@@ -136,6 +159,7 @@ class Inference:
         self._gate = gate
         self._shares = shares
         self._request_timeout_s = request_timeout_s
+        self._unread_timeout_s = unread_timeout_s
         self._retry_policy = retry_policy
         self._tracer = tracer
 
@@ -178,6 +202,7 @@ class Inference:
         attempts.on_failed = handler.room_failed
         if attempts.over:
             handler.room_failed()
+        handler.watch(lambda: answer.handed_at, self._unread_timeout_s, lambda: attempts.room.cancel(_unread(attempts.room, self._unread_timeout_s)))
         try:
             yield answer
         except BaseException as error:
@@ -286,6 +311,15 @@ def _client_gone(room: LiveRoom) -> common_pb2.Failure:
         cause="client_gone",
         message="the client left before the answer was complete",
     )
+
+
+def _unread(room: LiveRoom, limit_s: float) -> common_pb2.Failure:
+    failure = _client_gone(room)
+    failure.code = code_number(grpc.StatusCode.RESOURCE_EXHAUSTED)
+    failure.cause = "slow_reader"
+    failure.message = f"the client read nothing for {limit_s:g} s (--unread-timeout-s) while a part of its answer waited"
+    failure.allowed_ms = round(limit_s * 1e3)
+    return failure
 
 
 def _not_taken(room: LiveRoom) -> common_pb2.Failure:

@@ -17,6 +17,7 @@ from starlette.routing import Route
 from baton.gateway.callers import Caller, Doorkeeper
 from baton.gateway.errors import GatewayError
 from baton.gateway.http.body import read_json_object
+from baton.gateway.http.deadline import deadline_of
 from baton.gateway.http.errors import error_response, json_response
 from baton.gateway.http.openapi import Limits, describe
 from baton.gateway.http.parse import ParsedBody, parse_chat, parse_completion
@@ -37,6 +38,7 @@ class OpenAIFront:
     max_body_bytes: int
     started_at_s: int
     doorkeeper: Doorkeeper
+    body_timeout_s: float
 
     def app(self) -> Starlette:
         return Starlette(
@@ -113,7 +115,8 @@ class OpenAIFront:
         accepted_at = time.monotonic()
         try:
             caller = self._caller(request)
-            body = parse(await read_json_object(request, self.max_body_bytes))
+            deadline = deadline_of(request.headers, accepted_at)
+            body = parse(await read_json_object(request, self.max_body_bytes, self.body_timeout_s))
         except GatewayError as error:
             log.info("request refused", code=error.code.name, cause=error.cause, reason=str(error))
             return error_response(error)
@@ -124,6 +127,7 @@ class OpenAIFront:
             prompt=body.prompt,
             sampling=body.sampling,
             accepted_at=accepted_at,
+            deadline=deadline,
             caller=caller,
             request_id=body.request_id or request.headers.get("x-request-id", ""),
             trace=extract(request.headers.items()),

@@ -11,7 +11,7 @@ from typing import Any, NoReturn
 
 from starlette.requests import ClientDisconnect, Request
 
-from baton.gateway.errors import BodyEncodingError, BodyTooLargeError, MalformedBodyError
+from baton.gateway.errors import BodyEncodingError, BodyTimeoutError, BodyTooLargeError, MalformedBodyError
 
 #: Longer bodies are decoded on a thread: about a millisecond of work.
 _MAX_INLINE_BYTES = 256 * 1024
@@ -21,9 +21,14 @@ _DISCARD_BYTES = 64 * 1024 * 1024
 _DISCARD_S = 5.0
 
 
-async def read_json_object(request: Request, limit_bytes: int) -> dict[str, Any]:
-    """Raises BodyTooLargeError before more than `limit_bytes` were kept, BodyEncodingError, MalformedBodyError; ClientDisconnect."""
-    raw = await _read(request, limit_bytes)
+async def read_json_object(request: Request, limit_bytes: int, limit_s: float) -> dict[str, Any]:
+    """Raises BodyTooLargeError before more than `limit_bytes` were kept, BodyTimeoutError, BodyEncodingError, MalformedBodyError;
+    ClientDisconnect."""
+    try:
+        async with asyncio.timeout(limit_s):
+            raw = await _read(request, limit_bytes)
+    except TimeoutError:
+        raise BodyTimeoutError(limit_s) from None
     if len(raw) <= _MAX_INLINE_BYTES:
         return parse_json_object(raw)
     return await asyncio.to_thread(parse_json_object, raw)

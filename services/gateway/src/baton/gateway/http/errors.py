@@ -8,7 +8,7 @@ from typing import Any
 import grpc
 from starlette.responses import Response
 
-from baton.gateway.errors import BodyTooLargeError, GatewayError
+from baton.gateway.errors import BodyTimeoutError, BodyTooLargeError, GatewayError
 from baton.wire.status import origin_name, stage_name, status_code
 from baton.wire.v1 import common_pb2
 
@@ -42,6 +42,8 @@ def status_of(error: GatewayError) -> int:
     """500 for what has no better one, and for a server's refusal of another server: the client did nothing wrong."""
     if isinstance(error, BodyTooLargeError):
         return 413
+    if isinstance(error, BodyTimeoutError):
+        return 408
     failure = error.failure()
     status = _STATUS.get(status_code(failure.code), 500)
     blames_client = status < 500 and status not in _NOT_BLAMING
@@ -67,7 +69,7 @@ def error_response(error: GatewayError) -> Response:
     headers = {} if error.retry_after_s is None else {"retry-after": str(error.retry_after_s)}
     if status == 401:
         headers["www-authenticate"] = 'Bearer realm="baton"'
-    if status == 413:
+    if status in (408, 413):
         headers["connection"] = "close"  # what is left of a body that was not read to its end is not the next request
     return json_response(error_body(error), status, headers)
 

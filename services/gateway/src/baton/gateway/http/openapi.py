@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from baton.gateway.http.deadline import TIMEOUT_HEADER
 from baton.gateway.http.parse import CHAT_ROLES, DEFAULT_COMPLETION_TOKENS, HINTS
 from baton.gateway.requests import MAX_REQUEST_ID_CHARS
 from baton.gateway.sampling import LEAST_TOP_P, MAX_STOP_CHARS, MAX_STOP_STRINGS, MAX_STOP_TOKEN_IDS
@@ -23,6 +24,7 @@ _PROBLEMS = {
     401: "A key is asked for here, and there is none or one that is not known.",
     403: "This key may not do that.",
     404: "`model` is not served here.",
+    408: "The body did not come in time; the connection is closed.",
     413: "The body has more bytes than the limit; the connection is closed.",
     429: "Too much is open already; `Retry-After` says when to come again.",
     500: "The gateway or a server failed.",
@@ -50,7 +52,8 @@ def describe(limits: Limits, version: str) -> Schema:
             "version": version,
             "summary": "OpenAI-compatible chat and completion over prefill and decode servers.",
             "description": f"Every field that changes an answer is taken or refused, never ignored; null counts as not given. A body has at most "
-            f"{limits.max_body_bytes} bytes of UTF-8. Prompt and answer together have at most {limits.context_tokens} tokens.",
+            f"{limits.max_body_bytes} bytes of UTF-8. Prompt and answer together have at most {limits.context_tokens} tokens. "
+            f"{TIMEOUT_HEADER} is a client's deadline for its whole request.",
             "license": {"name": "Apache-2.0", "identifier": "Apache-2.0"},
         },
         "paths": {

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 import uvicorn
 from starlette.applications import Starlette
 
+from baton.gateway.http.protocol import HttpLimits, limited
 from baton.servicekit import AddressUnavailableError, Tls, join_address
 from baton.servicekit.tls import tls_files
 
@@ -25,10 +26,11 @@ class _Server(uvicorn.Server):
 class HttpServer:
     """`start`, then `stop`; between them `address` is host:port as bound."""
 
-    def __init__(self, app: Starlette, host: str, port: int, tls: Tls) -> None:
+    def __init__(self, app: Starlette, host: str, port: int, tls: Tls, limits: HttpLimits | None = None) -> None:
         """With a certificate in `tls` it speaks HTTPS only; with a CA file it demands client certificates, as the gRPC port does."""
         self._app = app
         self._tls = tls
+        self.limits = limits or HttpLimits()
         self._host = host
         self._wanted_port = port
         self._server: _Server | None = None
@@ -66,6 +68,7 @@ class HttpServer:
         context = tls_files(self._tls).server_context()
         config = uvicorn.Config(
             self._app,
+            http=limited(self.limits),
             log_config=None,
             access_log=False,
             lifespan="off",
