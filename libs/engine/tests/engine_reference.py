@@ -87,7 +87,7 @@ def rms(error: torch.Tensor) -> float:
 
 
 def engine(model: LlamaModel, role: Role = Role.PLAIN, **settings: Any) -> Engine:
-    ports = {name: settings.pop(name) for name in ("exporter", "importer", "buffer", "clock") if name in settings}
+    ports = {name: settings.pop(name) for name in ("exporter", "importer", "buffer", "pool", "clock") if name in settings}
     given = {"num_pages": 64, "page_size": 4, "max_num_batched_tokens": 64, "max_running": 8, "growth_tokens": 8, **settings}
     return Engine(role, model, EngineConfig(**given), **ports)
 

@@ -12,7 +12,7 @@ from engine_forward import forward_of, prompts
 
 from baton.engine import load_model_config
 from baton.engine.linear import Tuning
-from baton.engine.models.collective import ProcessGroup
+from baton.engine.models.collective import BackendGroup
 from baton.engine.models.llama import LlamaModel
 from baton.engine.shard import shard_config
 from baton.engine.types import Extent
@@ -24,8 +24,7 @@ CHUNKS = [30, 1, 1, 28]
 
 def main(rank: int, size: int, meeting: str, output: str, folders: list[str]) -> None:
     torch.set_num_threads(1)
-    dist.init_process_group("gloo", init_method=f"file://{meeting}", rank=rank, world_size=size, timeout=timedelta(seconds=60))
-    group = ProcessGroup(dist.group.WORLD)
+    group = BackendGroup(dist.ProcessGroupGloo(dist.FileStore(meeting, size), rank, size, timedelta(seconds=60)))
     results = {}
     for folder in folders:
         config = load_model_config(folder)
@@ -35,7 +34,6 @@ def main(rank: int, size: int, meeting: str, output: str, folders: list[str]) ->
         logits, pool = forward_of(model, shard_config(config, size), prompts([60])[0], EXTENTS, CHUNKS)
         results[folder] = {"logits": logits, "planes": pool.planes, "num_bytes_read": told[-1]}
     torch.save(results, output)
-    dist.destroy_process_group()
 
 
 if __name__ == "__main__":

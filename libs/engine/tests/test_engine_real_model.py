@@ -64,3 +64,16 @@ def test_smollm2_in_bfloat16_starts_as_in_float32(expected):
     prompt, tokens = expected[1]
     engine.add(Request(1, prompt, SamplingParams(max_tokens=2)))
     assert answers(run(engine))[1] == tokens[:2]
+
+
+def test_smollm2_in_three_ranks(expected):
+    """Its three KV heads allow no other degree."""
+    model = load_model(FOLDER, tensor_parallel=3)
+    try:
+        engine = Engine(Role.PLAIN, model, EngineConfig(num_pages=128, max_running=8, max_num_batched_tokens=100))
+        for room, (prompt, _) in expected.items():
+            engine.add(Request(room, prompt, SamplingParams(max_tokens=NUM_TOKENS)))
+        assert answers(run(engine)) == {room: tokens for room, (_, tokens) in expected.items()}
+        assert_all_free(engine)
+    finally:
+        model.close()

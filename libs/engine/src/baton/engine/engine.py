@@ -13,8 +13,12 @@ from baton.engine.config import EngineConfig, max_model_len, plan_layout
 from baton.engine.device.model import DeviceModel
 from baton.engine.device.runner import DeviceRunner
 from baton.engine.errors import InvalidSettingError
+from baton.engine.layout import KVLayout
 from baton.engine.loader import torch_dtype
 from baton.engine.models.llama import LlamaModel
+from baton.engine.parallel.model import ShardedModel
+from baton.engine.parallel.pool import ShardedPool
+from baton.engine.parallel.runner import ShardedRunner
 from baton.engine.pool import KVPool
 from baton.engine.ports import KVExporter, KVImporter
 from baton.engine.prompt_speed import PromptSpeed
@@ -43,18 +47,19 @@ class Engine:
             if not engine.has_work(): sleep until a command, the port's wake or the next reap
 
     buffer: host memory for the KV pool, at least `plan_layout(...).pool_bytes`, writable, 64-byte aligned; owned by the caller and alive
-    for as long as the engine. pool: instead of it, a whole pool of `plan_layout(...)` on the model's device. Neither: the engine makes one.
+    for as long as the engine. pool: instead of it, a whole pool of `plan_layout(...)` on the model's device or devices; the only one of the two
+    that a sharded model takes. Neither: the engine makes one.
     exporter, importer: the prefill role needs the first, the decode role the second, the plain role neither.
     """
 
     def __init__(
         self,
         role: Role,
-        model: LlamaModel | DeviceModel,
+        model: LlamaModel | DeviceModel | ShardedModel,
         config: EngineConfig,
         *,
         buffer: memoryview | None = None,
-        pool: KVPool | None = None,
+        pool: KVPool | ShardedPool | None = None,
         exporter: KVExporter | None = None,
         importer: KVImporter | None = None,
         clock: Callable[[], float] = time.monotonic,
@@ -67,7 +72,7 @@ class Engine:
         self.layout = plan_layout(model.config, config)
         self.max_model_len = max_model_len(model.config, config)
         self._clock = clock
-        self._runner = _runner(role, model, config, pool or KVPool(self.layout, model.dtype, buffer, model.device), self.max_model_len)
+        self._runner = _runner(role, model, config, pool or _make_pool(model, self.layout, buffer), self.max_model_len)
         self._flights: deque[tuple[StepPlan, Flight, float]] = deque()
         limits = Limits(
             page_size=config.page_size,
@@ -188,7 +193,25 @@ class Engine:
         self._last_progress = now
 
 
-def _runner(role: Role, model: LlamaModel | DeviceModel, config: EngineConfig, pool: KVPool, max_model_len: int) -> Runner:
+def _make_pool(model: LlamaModel | DeviceModel | ShardedModel, layout: KVLayout, buffer: memoryview | None) -> KVPool | ShardedPool:
+    if not isinstance(model, ShardedModel):
+        return KVPool(layout, model.dtype, buffer, model.device)
+    if buffer is not None:
+        raise InvalidSettingError("buffer", f"{buffer.nbytes} bytes", f"a model of {model.degree} ranks takes a ShardedPool as pool")
+    return ShardedPool.make(layout, model.dtype, model.devices)
+
+
+def _runner(
+    role: Role, model: LlamaModel | DeviceModel | ShardedModel, config: EngineConfig, pool: KVPool | ShardedPool, max_model_len: int
+) -> Runner:
+    if isinstance(model, ShardedModel):
+        parts, shards = pool.parts if isinstance(pool, ShardedPool) else (), model.shards
+        if len(parts) != model.degree:
+            raise InvalidSettingError("pool", type(pool).__name__, f"a model of {model.degree} ranks takes a ShardedPool of as many parts")
+        model.share_cores(config.num_threads)
+        return ShardedRunner(model.ranks, lambda rank: _runner(role, shards[rank], config, parts[rank], max_model_len))
+    if isinstance(pool, ShardedPool):
+        raise InvalidSettingError("pool", type(pool).__name__, "a model of one rank takes a KVPool")
     if isinstance(model, LlamaModel):
         return CpuRunner(model, pool)
     max_pages = pool.layout.pages_for(max_model_len)

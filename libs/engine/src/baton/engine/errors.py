@@ -54,3 +54,18 @@ class BufferTooSmallError(EngineError, ValueError):
 
 class InsufficientMemoryError(EngineError):
     """Weights, KV pool and workspace together do not fit; the message has every number and says which setting to lower."""
+
+
+class RankFailedError(EngineError):
+    """One rank of a tensor-parallel engine failed (its error is the cause); the engine is lost with all its ranks."""
+
+    def __init__(self, rank: int, size: int, error: BaseException) -> None:
+        super().__init__(f"rank {rank} of {size}: {type(error).__name__}: {error}")
+        self.rank = rank
+
+
+class RanksDisagreeError(EngineError):
+    """Two ranks drew different tokens from what must have been the same logits."""
+
+    def __init__(self, rank: int, drawn: list[int | None], first: list[int | None]) -> None:
+        super().__init__(f"rank {rank} drew {drawn[:8]} where rank 0 drew {first[:8]} (the first eight of {len(first)})")

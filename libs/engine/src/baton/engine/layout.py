@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 #: Axes of the pool, outermost first: [layer][k|v][page][token in page][kv head][head dim].
 LAYOUT_NAME = "layer-kv-page-token-head-dim"
@@ -47,3 +47,8 @@ class KVLayout:
 
     def pages_for(self, num_tokens: int) -> int:
         return -(-num_tokens // self.page_size)
+
+    def of_rank(self, degree: int) -> KVLayout:
+        """The part of one of `degree` equal ranks, which must divide the KV heads: as many pages, each with that rank's heads only."""
+        assert self.num_kv_heads % degree == 0, f"{degree} ranks do not divide {self.num_kv_heads} KV heads"
+        return replace(self, num_kv_heads=self.num_kv_heads // degree)

@@ -71,13 +71,13 @@ def workspace_bytes(config: ModelConfig, itemsize: int, num_rows: int, num_sampl
     return num_rows * per_row + num_samples * config.vocab_size * _BYTES_PER_LOGIT
 
 
-def cpu_need(model: ModelConfig, config: EngineConfig, role: Role) -> MemoryNeed:
-    """What an engine on a CPU takes. Raises InvalidSettingError as `plan_layout` does."""
+def cpu_need(model: ModelConfig, config: EngineConfig, role: Role, degree: int = 1) -> MemoryNeed:
+    """What an engine of `degree` ranks on one CPU takes, all ranks together. Raises InvalidSettingError as `plan_layout` does."""
     return MemoryNeed(
-        weights=cpu_weight_bytes(model, config.dtype, role) + _CPU_RUNTIME_BYTES,
+        weights=cpu_weight_bytes(model, config.dtype, role, degree) * degree + _CPU_RUNTIME_BYTES,
         kv_pool=plan_layout(model, config).pool_bytes,
-        tables=table_bytes(model),
-        workspace=workspace_bytes(model, ITEMSIZES[config.dtype], config.max_num_batched_tokens, _num_samples(config)),
+        tables=table_bytes(model) * degree,
+        workspace=workspace_bytes(model, ITEMSIZES[config.dtype], config.max_num_batched_tokens, _num_samples(config), degree) * degree,
     )
 
 
@@ -91,10 +91,11 @@ def device_need(model: ModelConfig, config: EngineConfig, degree: int = 1) -> Me
     )
 
 
-def require_memory(need: MemoryNeed, free_bytes: int, place: str, page_bytes: int) -> None:
+def require_memory(need: MemoryNeed, free_bytes: int, place: str, page_bytes: int, degree: int = 1) -> None:
     """Raises InsufficientMemoryError when `need` is more than `free_bytes`.
 
-    place: what is short ("cpu", "cuda:0"). page_bytes: of one page over all layers, the least that a pool can be.
+    place: what is short ("cpu", "cuda:0"). page_bytes: of one page over all layers, the least that a pool can be. degree: devices that the pool
+    is divided among, of which `place` is one: `need` is its share, settings and page_bytes are of the whole.
     """
     if need.total <= free_bytes:
         return
@@ -102,10 +103,10 @@ def require_memory(need: MemoryNeed, free_bytes: int, place: str, page_bytes: in
         f"weights {_shown(need.weights)} + KV pool {_shown(need.kv_pool)} + rotation table {_shown(need.tables)} "
         f"+ workspace of a step {_shown(need.workspace)} = {_shown(need.total)}"
     )
-    room = free_bytes - (need.total - need.kv_pool)
+    room = (free_bytes - (need.total - need.kv_pool)) * degree
     if room >= page_bytes:
         remedy = f"lower kv_bytes to at most {room}, or num_pages to at most {room // page_bytes}"
-    elif need.weights + need.tables + page_bytes <= free_bytes:
+    elif need.weights + need.tables + page_bytes // degree <= free_bytes:
         remedy = "lower max_num_batched_tokens and max_running, then kv_bytes or num_pages"
     else:
         remedy = "the weights alone do not leave room for a page: a smaller dtype, a smaller model or more memory is needed"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -16,7 +17,11 @@ from baton.engine.loader import load_model, torch_device
 from baton.engine.memory import cpu_free_bytes, cpu_need, device_need, require_memory
 from baton.engine.model_config import ModelConfig, load_model_config
 from baton.engine.models.llama import LlamaModel
+from baton.engine.parallel.groups import rank_devices
+from baton.engine.parallel.model import ShardedModel
+from baton.engine.parallel.pool import ShardedPool
 from baton.engine.pool import KVPool
+from baton.engine.shard import shard_config
 from baton.engine.types import Role
 from baton.engine.weights import Progress
 
@@ -29,21 +34,46 @@ GRAPH_BYTES = 1 << 30
 
 @dataclass(frozen=True, slots=True)
 class Prepared:
-    """config: with the size of the pool settled. layout: of that pool."""
+    """config: with the size of the pool settled. layout: of that pool, of all ranks together. Close it when its engine has stopped."""
 
-    model: LlamaModel | DeviceModel
+    model: LlamaModel | DeviceModel | ShardedModel
     config: EngineConfig
     layout: KVLayout
 
-    def device_pool(self) -> KVPool | None:
-        """The pool on the model's GPU; None on a CPU, where it lives in host memory that the caller may bring."""
-        if isinstance(self.model, LlamaModel):
+    @property
+    def degree(self) -> int:
+        """Ranks, each with a pool of `rank_layout`."""
+        return self.model.degree if isinstance(self.model, ShardedModel) else 1
+
+    @property
+    def rank_layout(self) -> KVLayout:
+        return self.layout.of_rank(self.degree)
+
+    def device_pool(self) -> KVPool | ShardedPool | None:
+        """The pool on the model's GPUs; None on a CPU, where it lives in host memory that the caller may bring."""
+        if self.model.device.type == "cpu":
             return None
+        if isinstance(self.model, ShardedModel):
+            return ShardedPool.make(self.layout, self.model.dtype, self.model.devices)
         return KVPool(self.layout, self.model.dtype, device=self.model.device)
 
-    def page_hash(self, pool: KVPool | None) -> DevicePageHash | None:
-        """The digest of pages in `device_pool`; None where that is None."""
-        return None if pool is None else DevicePageHash(pool)
+    def host_pool(self, buffers: Sequence[memoryview]) -> KVPool | ShardedPool:
+        """The pool in memory of the caller, who keeps it alive: a buffer of `rank_layout.pool_bytes` for each rank."""
+        if isinstance(self.model, ShardedModel):
+            return ShardedPool.over(self.layout, self.model.dtype, buffers)
+        (buffer,) = buffers
+        return KVPool(self.layout, self.model.dtype, buffer)
+
+    def page_hashes(self, pool: KVPool | ShardedPool | None) -> list[DevicePageHash]:
+        """The digests of pages in `device_pool`, one a rank; none where that is None."""
+        if pool is None:
+            return []
+        return [DevicePageHash(part) for part in (pool.parts if isinstance(pool, ShardedPool) else (pool,))]
+
+    def close(self) -> None:
+        """Ends the ranks' threads, where there are any. Idempotent."""
+        if isinstance(self.model, ShardedModel):
+            self.model.close()
 
 
 def prepare(
@@ -55,27 +85,42 @@ def prepare(
     load_format: str = "auto",
     memory_fraction: float = 0.9,
     progress: Progress | None = None,
+    tensor_parallel: int = 1,
 ) -> Prepared:
     """Reads config.json, asks whether weights, pool and workspace fit, loads the weights, and settles the size of the pool.
 
-    A pool whose size `config` leaves open takes CPU_KV_BYTES on a CPU; on a GPU all that is free when the weights are there, but for
-    1 - memory_fraction of the whole memory and the workspace of a step. Raises ModelConfigError, WeightsError, InvalidSettingError or
+    tensor_parallel: ranks; on GPUs `device` and those after it. A pool whose size `config` leaves open takes CPU_KV_BYTES on a CPU; on a GPU all
+    that is free when the weights are there, but for 1 - memory_fraction of the whole memory and the workspace of a step; of several GPUs the one
+    with the least says how many pages there are. Raises ModelConfigError, WeightsError, InvalidSettingError or
     InsufficientMemoryError; each says what to change.
     """
     if not 0 < memory_fraction <= 1:
         raise InvalidSettingError("memory_fraction", memory_fraction, "must be above 0 and at most 1")
-    place = torch_device(device)
+    first = torch_device(device)
     model_config = load_model_config(folder)
+    shard_config(model_config, tensor_parallel)  # refuses a degree that does not fit this model
+    places = rank_devices(first, tensor_parallel)
     open_size = config.num_pages is None and config.kv_bytes is None
-    if place.type == "cpu":
+    if places[0].type == "cpu":
         config = replace(config, kv_bytes=CPU_KV_BYTES) if open_size else config
-        require_memory(cpu_need(model_config, config, role), cpu_free_bytes(), device, _page_bytes(model_config, config))
+        require_memory(cpu_need(model_config, config, role, tensor_parallel), cpu_free_bytes(), device, _page_bytes(model_config, config))
     else:
         at_least = replace(config, num_pages=1) if open_size else config
-        _require_on_device(model_config, at_least, place, memory_fraction)
-    model = load_model(folder, config.dtype, role, device=device, load_format=load_format, progress=progress)
-    if open_size and place.type != "cpu":
-        config = replace(config, kv_bytes=_kv_bytes(model_config, config, place, memory_fraction))
+        for place in places:
+            _require_on_device(model_config, at_least, place, memory_fraction, tensor_parallel)
+    model = load_model(
+        folder,
+        config.dtype,
+        role,
+        device=device,
+        load_format=load_format,
+        progress=progress,
+        tensor_parallel=tensor_parallel,
+        deterministic=config.deterministic,
+    )
+    if open_size and places[0].type != "cpu":
+        least = min(_kv_bytes(model_config, config, place, memory_fraction, tensor_parallel) for place in places)
+        config = replace(config, kv_bytes=least * tensor_parallel)
     return Prepared(model, config, plan_layout(model_config, config))
 
 
@@ -88,12 +133,13 @@ def _usable(place: torch.device, memory_fraction: float) -> int:
     return max(0, free - int((1 - memory_fraction) * total) - GRAPH_BYTES)
 
 
-def _require_on_device(model: ModelConfig, config: EngineConfig, place: torch.device, memory_fraction: float) -> None:
-    require_memory(device_need(model, config), _usable(place, memory_fraction), str(place), _page_bytes(model, config))
+def _require_on_device(model: ModelConfig, config: EngineConfig, place: torch.device, memory_fraction: float, degree: int) -> None:
+    require_memory(device_need(model, config, degree), _usable(place, memory_fraction), str(place), _page_bytes(model, config), degree)
 
 
-def _kv_bytes(model: ModelConfig, config: EngineConfig, place: torch.device, memory_fraction: float) -> int:
-    """What is left for the pool, now that the weights are on the device."""
-    torch.cuda.empty_cache()
-    need = device_need(model, replace(config, num_pages=1))
-    return max(_usable(place, memory_fraction) - need.workspace, _page_bytes(model, config))
+def _kv_bytes(model: ModelConfig, config: EngineConfig, place: torch.device, memory_fraction: float, degree: int) -> int:
+    """What is left on one device for its part of the pool, now that the weights are there."""
+    with torch.cuda.device(place):
+        torch.cuda.empty_cache()
+    need = device_need(model, replace(config, num_pages=1), degree)
+    return max(_usable(place, memory_fraction) - need.workspace, _page_bytes(model, config) // degree)

@@ -141,7 +141,7 @@ async def _open_receiver(life: Lifecycle, loaded: _Model, settings: DecodeSettin
         await asyncio.to_thread(agent.close)
         raise
     peers = PeerSet(linger_s=settings.peer_linger_s)
-    page_hash = loaded.prepared.page_hash(loaded.pool) or HostPageHash(layout, partial(digest, region))
+    page_hash = next(iter(loaded.prepared.page_hashes(loaded.pool)), None) or HostPageHash(layout, partial(digest, region))
     importer = Importer(
         layout, page_hash, peers, DigestSampler(settings.digest), link_wait_s=settings.link_wait_s, revoke_timeout_s=settings.revoke_timeout_s
     )

@@ -107,7 +107,7 @@ def _build(settings: PrefillSettings, instance_id: str, undo: ExitStack) -> _Mac
     layout, pool = prepared.layout, prepared.device_pool()
     region = agent.allocate(layout.pool_bytes) if pool is None else agent.register(pool.address, layout.pool_bytes)
     undo.callback(region.close)
-    page_hash = prepared.page_hash(pool) or HostPageHash(layout, partial(digest, region))
+    page_hash = next(iter(prepared.page_hashes(pool)), None) or HostPageHash(layout, partial(digest, region))
     exporter = Exporter(
         layout, page_hash, unmatched_timeout_s=settings.unmatched_timeout_s, max_unmatched=settings.max_unmatched, layerwise=settings.layerwise
     )

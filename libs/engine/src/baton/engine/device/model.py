@@ -14,8 +14,11 @@ from baton.engine.device.experts import DeviceMlp, GatedMlp, read_experts
 from baton.engine.device.products import Mode, Product, Stream
 from baton.engine.inventory import inventory
 from baton.engine.model_config import ModelConfig
+from baton.engine.models.collective import Collective
+from baton.engine.models.reading import own_words
 from baton.engine.pool import KVPool
 from baton.engine.rope import interleave, rotations
+from baton.engine.shard import ShardedReader, shard_config
 from baton.engine.weights import Reader
 from baton.kernels import rope_and_write
 
@@ -55,13 +58,21 @@ class DeviceLayer:
 
 
 class DeviceModel:
-    """Keeps no state between calls. Queries and keys are rotated in interleaved pairs, as on the CPU: the two may hand pages to each other."""
+    """Keeps no state between calls. Queries and keys are rotated in interleaved pairs, as on the CPU: the two may hand pages to each other.
 
-    def __init__(self, config: ModelConfig, reader: Reader, dtype: torch.dtype, device: torch.device) -> None:
+    group: None, or the tensor-parallel group of which this is one rank, as of `LlamaModel`. `config` is that of the whole model.
+    """
+
+    def __init__(self, config: ModelConfig, reader: Reader, dtype: torch.dtype, device: torch.device, group: Collective | None = None) -> None:
         self.config = config
         self.dtype = dtype
         self.device = device
+        self.group = group
         reader.check(inventory(config))
+        if group is not None:
+            reader = ShardedReader(reader, config, group.rank, group.size)
+            config = shard_config(config, group.size)
+        self._own = config
         embedding = (config.vocab_size, config.hidden_size)
         self._embedding = reader.read("model.embed_tokens.weight", embedding, device)
         self._layers = [_read_layer(config, reader, index, dtype, device) for index in range(config.num_layers)]
@@ -76,8 +87,8 @@ class DeviceModel:
         Only launches: nothing here waits for the device. layer_done(l) is called when the launch that puts layer l's keys and values into
         the pool has been made. In the last layer nothing but those, and what the sampled rows need, is computed.
         """
-        config, (q, kv) = self.config, self._widths()
-        stream = Stream(F.embedding(rows.token_ids, self._embedding), config.rms_norm_eps)
+        config, (q, kv) = self._own, self._widths()
+        stream = Stream(self._embed(rows.token_ids), config.rms_norm_eps, self.group)
         for index, layer in enumerate(self._layers):
             qkv = layer.qkv(stream.normed(layer.input_norm), mode)
             pages = pool.pages(index)
@@ -97,10 +108,16 @@ class DeviceModel:
                 return None
             stream.add(layer.out, attended.flatten(1), mode)
             layer.mlp.add_to(stream, layer.post_norm, mode)
-        return self._head(stream.normed(self._final_norm), mode)
+        logits = self._head(stream.normed(self._final_norm), mode)
+        return logits if self.group is None else self.group.gather_columns(logits)
+
+    def _embed(self, token_ids: Tensor) -> Tensor:
+        if self.group is None:
+            return F.embedding(token_ids, self._embedding)
+        return self.group.sum_(own_words(token_ids, self._embedding, self.group.rank))
 
     def _widths(self) -> tuple[int, int]:
-        return self.config.num_heads * self.config.head_dim, self.config.num_kv_heads * self.config.head_dim
+        return self._own.num_heads * self._own.head_dim, self._own.num_kv_heads * self._own.head_dim
 
 
 def _read_layer(config: ModelConfig, reader: Reader, index: int, dtype: torch.dtype, device: torch.device) -> DeviceLayer:

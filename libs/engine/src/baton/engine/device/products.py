@@ -7,6 +7,7 @@ import enum
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
 
+from baton.engine.models.collective import Collective
 from baton.kernels import add_rms_norm, linear_few, linear_invariant, rms_norm, silu_mul
 
 
@@ -54,24 +55,28 @@ class Product:
 
 
 class Stream:
-    """The residual stream of a step's rows, with at most one addition outstanding: it is carried out by the norm that follows, in one kernel."""
+    """The residual stream of a step's rows, with at most one addition outstanding: it is carried out by the norm that follows, in one kernel.
 
-    __slots__ = ("_pending", "_rows", "eps")
+    group: None, or the tensor-parallel group whose ranks each have a part of what is added; every rank has the whole stream.
+    """
 
-    def __init__(self, rows: Tensor, eps: float) -> None:
+    __slots__ = ("_group", "_pending", "_rows", "eps")
+
+    def __init__(self, rows: Tensor, eps: float, group: Collective | None = None) -> None:
         self._rows = rows
         self._pending: Tensor | None = None
+        self._group = group
         self.eps = eps
 
     def add(self, product: Product, rows: Tensor, mode: Mode) -> None:
-        if mode is Mode.FEW:
+        if mode is Mode.FEW and self._group is None:
             self._rows = linear_few(rows, product.weight, product.bias, self.settled())
         else:
             self.add_rows(product(rows, mode))
 
     def add_rows(self, rows: Tensor) -> None:
         self.settled()
-        self._pending = rows
+        self._pending = rows if self._group is None else self._group.sum_(rows)
 
     def normed(self, weight: Tensor) -> Tensor:
         if self._pending is None:
@@ -88,4 +93,4 @@ class Stream:
 
     def select(self, rows: Tensor) -> Stream:
         """The stream of some of the rows."""
-        return Stream(self.settled()[rows], self.eps)
+        return Stream(self.settled()[rows], self.eps, self._group)

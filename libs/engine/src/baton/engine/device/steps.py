@@ -44,12 +44,14 @@ class DecodeSteps:
         """Captures every size, the largest first, so that the smaller ones reuse its memory. Must run on the stream that will replay."""
         if not self._capture:
             return
+        # Other ranks capture on threads of their own meanwhile: what they call must not end this one's.
+        errors = "global" if self._model.group is None else "thread_local"
         memory = None
         for size in reversed(self._sizes):
             self._compute(size)  # compiles kernels and makes the libraries' workspaces
             torch.cuda.synchronize()
             graph = torch.cuda.CUDAGraph()
-            with torch.cuda.graph(graph, pool=memory, stream=torch.cuda.current_stream()):
+            with torch.cuda.graph(graph, pool=memory, stream=torch.cuda.current_stream(), capture_error_mode=errors):
                 self._compute(size)
             memory = graph.pool()
             self._graphs[size] = graph

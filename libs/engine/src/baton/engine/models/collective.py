@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.distributed.distributed_c10d import AllgatherOptions  # type: ignore[attr-defined]
 
 
 class Collective(Protocol):
@@ -19,19 +20,27 @@ class Collective(Protocol):
     def size(self) -> int: ...
 
     def sum_(self, partial: Tensor) -> Tensor:
-        """The sum over all ranks, in `partial` itself; every rank gets the same bits."""
+        """The sum over all ranks; every rank gets the same bits. `partial` belongs to the group from here on: use only what is returned."""
 
     def gather_columns(self, part: Tensor) -> Tensor:
-        """part [n, m] of every rank, side by side in the order of ranks: [n, size * m]."""
+        """part [n, m] of every rank, side by side in the order of ranks: [n, size * m]. `part` belongs to the group from here on."""
+
+    def abort(self) -> None:
+        """Ends the group for good, from any thread: whoever waits in it, or calls it later, gets an error. Idempotent."""
 
 
-class ProcessGroup:
-    """A Collective over a torch.distributed group that the caller has made and ends: gloo for CPU tensors, NCCL for GPUs of one host."""
+class BackendGroup:
+    """A Collective over a backend of torch.distributed that the caller made: NCCL for the GPUs of one host, gloo for CPU tensors.
 
-    def __init__(self, group: dist.ProcessGroup) -> None:
-        self._group = group
-        self._rank = dist.get_rank(group)
-        self._size = dist.get_world_size(group)
+    No default group is needed, so that several engines can live in one process. ordered: sums are added up in the order of ranks, whatever the
+    number of rows: what a row gets does not depend on the others (the deterministic mode); every rank then receives every other's part.
+    """
+
+    def __init__(self, backend: Any, *, ordered: bool = False) -> None:
+        self._backend = backend
+        self._rank = int(backend.rank())
+        self._size = int(backend.size())
+        self._ordered = ordered
 
     @property
     def rank(self) -> int:
@@ -42,10 +51,39 @@ class ProcessGroup:
         return self._size
 
     def sum_(self, partial: Tensor) -> Tensor:
-        dist.all_reduce(partial, group=self._group)
+        if self._ordered:
+            return in_order(self._gather(partial))
+        options = dist.AllreduceOptions()
+        options.asyncOp = False
+        _settle(self._backend.allreduce([partial], options))
         return partial
 
     def gather_columns(self, part: Tensor) -> Tensor:
-        parts = [torch.empty_like(part) for _ in range(self._size)]
-        dist.all_gather(parts, part.contiguous(), group=self._group)
-        return torch.cat(parts, dim=-1)
+        return self._gather(part).transpose(0, 1).reshape(len(part), -1)
+
+    def _gather(self, part: Tensor) -> Tensor:
+        """[size, n, m]."""
+        whole = torch.empty(self._size, *part.shape, dtype=part.dtype, device=part.device)
+        options = AllgatherOptions()
+        options.asyncOp = False
+        # gloo wants the parts laid end to end along the first axis.
+        _settle(self._backend._allgather_base(whole.flatten(0, 1), part.contiguous(), options))  # noqa: SLF001
+        return whole
+
+    def abort(self) -> None:
+        # gloo has none: there, whoever waits is let go by the time limit that the backend was made with.
+        self._backend.abort()
+
+
+def in_order(parts: Tensor | list[Tensor]) -> Tensor:
+    """The sum of one tensor of each rank, added up in the order of ranks."""
+    total = parts[0] + parts[1]
+    for part in parts[2:]:
+        total += part
+    return total
+
+
+def _settle(work: Any) -> None:
+    """On a CPU waits for the result; on a GPU makes the current stream wait for it, not the host."""
+    if work is not None:
+        work.wait()

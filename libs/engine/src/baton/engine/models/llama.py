@@ -16,7 +16,7 @@ from baton.engine.linear import Linear, Tuning, make_linear
 from baton.engine.model_config import ModelConfig
 from baton.engine.models.collective import Collective
 from baton.engine.models.mlp import Mlp, read_mlp
-from baton.engine.models.reading import LayerReader, Projection
+from baton.engine.models.reading import LayerReader, Projection, own_words
 from baton.engine.pool import KVPool
 from baton.engine.rope import interleave, rotate_, rotations
 from baton.engine.shard import ShardedReader, shard_config
@@ -84,11 +84,7 @@ class LlamaModel:
     def _embed(self, token_ids: Tensor) -> Tensor:
         if self._group is None:
             return F.embedding(token_ids, self._embedding)
-        # Each rank looks up its own words and adds zeros for the others'.
-        own = token_ids - self._group.rank * len(self._embedding)
-        missing = (own < 0) | (own >= len(self._embedding))
-        rows = F.embedding(own.masked_fill(missing, 0), self._embedding)
-        return self._group.sum_(rows.masked_fill_(missing.unsqueeze(1), 0))
+        return self._group.sum_(own_words(token_ids, self._embedding, self._group.rank))
 
     def _add(self, residual: Tensor, product: Linear | Mlp, rows: Tensor) -> Tensor:
         if self._group is None:

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
+import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
 
 from baton.engine.linear import Linear, Tuning, make_linear
@@ -48,3 +49,10 @@ class LayerReader:
 
     def _ordered(self, rows: Tensor, part: Projection) -> Tensor:
         return interleave(rows, self.head_dim) if part.rotated else rows
+
+
+def own_words(token_ids: Tensor, embedding: Tensor, rank: int) -> Tensor:
+    """Rows of `embedding`, rank `rank`'s equal share of all words; zeros for words of other ranks, so that the ranks' sum is the look-up."""
+    own = token_ids - rank * len(embedding)
+    missing = (own < 0) | (own >= len(embedding))
+    return F.embedding(own.masked_fill(missing, 0), embedding).masked_fill_(missing.unsqueeze(1), 0)
