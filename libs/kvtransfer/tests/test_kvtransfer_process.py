@@ -40,10 +40,10 @@ OPEN = "from baton.kvtransfer import *\nagent = open_agent(AgentConfig('x'))\nre
 
 
 PUBLIC = """
-    STATUS_DECLINED STATUS_OK Agent AgentConfig Closed Doorbell DoorbellsExhausted Inbox InboxStats IncompatiblePeer InvalidArgument
-    Lease LeaseEvent LeaseState LeaseTable LibraryConflict LibraryError LibraryNotFound LibraryTooOld Peer PeerError PeerLost
-    PeerUnreachable PoolLayout ProbePoint Region SpanArray TransferError UCXError UnexpectedTransport WriteHandle WriteState digest
-    merge open_agent page_ids spans_for
+STATUS_DECLINED STATUS_OK Agent AgentConfig Closed Doorbell DoorbellsExhausted Inbox InboxStats IncompatiblePeer InvalidArgument Lease LeaseEvent
+LeaseState LeaseTable LibraryConflict LibraryError LibraryNotFound LibraryTooOld Peer PeerError PeerLost PeerUnreachable PoolLayout ProbePoint
+RankMemories RankMemory Region Route SpanArray TransferError UCXError UnexpectedTransport WriteHandle WriteState digest merge open_agent
+open_ranks page_ids route_spans routes routes_into spans_for
 """
 
 

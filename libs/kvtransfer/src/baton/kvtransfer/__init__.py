@@ -25,6 +25,8 @@ from baton.kvtransfer.errors import (
 from baton.kvtransfer.factory import open_agent
 from baton.kvtransfer.lease import LeaseEvent, LeaseState
 from baton.kvtransfer.lease_table import Lease, LeaseTable
+from baton.kvtransfer.ranks import RankMemories, RankMemory, open_ranks
+from baton.kvtransfer.routes import Route, route_spans, routes, routes_into
 from baton.kvtransfer.spans import PoolLayout, SpanArray, merge, page_ids, spans_for
 
 __all__ = [
@@ -53,7 +55,10 @@ __all__ = [
     "PeerUnreachable",
     "PoolLayout",
     "ProbePoint",
+    "RankMemories",
+    "RankMemory",
     "Region",
+    "Route",
     "SpanArray",
     "TransferError",
     "UCXError",
@@ -63,6 +68,10 @@ __all__ = [
     "digest",
     "merge",
     "open_agent",
+    "open_ranks",
     "page_ids",
+    "route_spans",
+    "routes",
+    "routes_into",
     "spans_for",
 ]

@@ -47,22 +47,29 @@ def spans_for(
     """
     if source.page_bytes != destination.page_bytes:
         raise InvalidArgument(f"page_bytes differ: {source.page_bytes} here, {destination.page_bytes} at the destination")
-    have = min(len(source_pages), len(destination_pages))
-    count = have - first if count is None else count
-    if first < 0 or count < 0 or first + count > have:
-        raise InvalidArgument(f"pages [{first}, {first + count}) asked for, but only {have} are known on both sides")
-    if count == 0:
+    from_pages, to_pages = page_pairs(source_pages, destination_pages, first, count)
+    if len(from_pages) == 0:
         return np.empty((0, 3), dtype=np.int64)
-    from_pages = np.asarray(source_pages[first : first + count], dtype=np.int64)
-    to_pages = np.asarray(destination_pages[first : first + count], dtype=np.int64)
     starts = _run_starts(from_pages, to_pages)
-    lengths = np.diff(np.append(starts, count))
+    lengths = np.diff(np.append(starts, len(from_pages)))
     rows = np.empty((2 * len(starts), 3), dtype=np.int64)
     for plane, block in ((2 * layer, rows[: len(starts)]), (2 * layer + 1, rows[len(starts) :])):
         block[:, 0] = plane * source.plane_bytes + from_pages[starts] * source.page_bytes
         block[:, 1] = plane * destination.plane_bytes + to_pages[starts] * destination.page_bytes
         block[:, 2] = lengths * source.page_bytes
     return rows
+
+
+def page_pairs(
+    source_pages: Sequence[int] | PageArray, destination_pages: Sequence[int] | PageArray, first: int, count: int | None
+) -> tuple[PageArray, PageArray]:
+    """Pages [first, first + count) of a prompt on both sides; count None: all that both know. Raises InvalidArgument where one knows fewer."""
+    have = min(len(source_pages), len(destination_pages))
+    count = have - first if count is None else count
+    if first < 0 or count < 0 or first + count > have:
+        raise InvalidArgument(f"pages [{first}, {first + count}) asked for, but only {have} are known on both sides")
+    end = first + count
+    return np.asarray(source_pages[first:end], dtype=np.int64), np.asarray(destination_pages[first:end], dtype=np.int64)
 
 
 def _run_starts(from_pages: PageArray, to_pages: PageArray) -> PageArray:

@@ -16,9 +16,17 @@ class PageHash(Protocol):
     @property
     def name(self) -> str: ...
 
-    def of(self, extents: Iterable[Extent], first: int, count: int) -> int:
+    def of(self, extents: Iterable[Extent], first: int, count: int, heads: tuple[int, int] | None = None) -> int:
         """64 bits over pages [first, first + count) of the prompt whose pages are `extents`: whole pages, all layers, keys and values. Waits
-        for memory, not for a peer; any thread."""
+        for memory, not for a peer; any thread.
+
+        heads: (first, count) of the pool's KV heads, of which alone the digest is: it equals that of a pool which has those heads only.
+        None: all.
+        """
+
+
+#: Which bytes of each token count: (bytes of a token, first, end).
+Columns = tuple[int, int, int]
 
 
 class HostPageHash:
@@ -26,9 +34,14 @@ class HostPageHash:
 
     name = "xxh3-64"
 
-    def __init__(self, layout: KVLayout, hash_runs: Callable[[Iterable[tuple[int, int]]], int]) -> None:
+    def __init__(self, layout: KVLayout, hash_runs: Callable[[Iterable[tuple[int, int]], Columns | None], int]) -> None:
         self._layout = layout
         self._hash_runs = hash_runs
 
-    def of(self, extents: Iterable[Extent], first: int, count: int) -> int:
-        return self._hash_runs(digest_runs(self._layout, extents, first, count))
+    def of(self, extents: Iterable[Extent], first: int, count: int, heads: tuple[int, int] | None = None) -> int:
+        layout = self._layout
+        columns = None
+        if heads is not None:
+            head_bytes = layout.head_dim * layout.itemsize
+            columns = (layout.num_kv_heads * head_bytes, heads[0] * head_bytes, sum(heads) * head_bytes)
+        return self._hash_runs(digest_runs(layout, extents, first, count), columns)

@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from baton.wire.v1 import common_pb2 as baton_dot_v1_dot_common__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x18\x62\x61ton/v1/bootstrap.proto\x12\x08\x62\x61ton.v1\x1a\x15\x62\x61ton/v1/common.proto\"\x89\x01\n\nFromDecode\x12&\n\x05hello\x18\x01 \x01(\x0b\x32\x15.baton.v1.DecodeHelloH\x00\x12$\n\x07publish\x18\x02 \x01(\x0b\x32\x11.baton.v1.PublishH\x00\x12\"\n\x06revoke\x18\x03 \x01(\x0b\x32\x10.baton.v1.RevokeH\x00\x42\t\n\x07message\"\xbb\x01\n\x0b\x46romPrefill\x12\'\n\x05hello\x18\x01 \x01(\x0b\x32\x16.baton.v1.PrefillHelloH\x00\x12&\n\x08quiesced\x18\x02 \x01(\x0b\x32\x12.baton.v1.QuiescedH\x00\x12&\n\x08\x64\x65\x63lined\x18\x03 \x01(\x0b\x32\x12.baton.v1.DeclinedH\x00\x12(\n\x07verdict\x18\x04 \x01(\x0b\x32\x15.baton.v1.PeerVerdictH\x00\x42\t\n\x07message\"\x8a\x01\n\x0b\x44\x65\x63odeHello\x12\x13\n\x0binstance_id\x18\x01 \x01(\t\x12,\n\x0b\x66ingerprint\x18\x02 \x01(\x0b\x32\x17.baton.v1.KVFingerprint\x12\x12\n\ninvitation\x18\x03 \x01(\x0c\x12\x11\n\tnum_pages\x18\x04 \x01(\r\x12\x11\n\tpage_hash\x18\x05 \x01(\t\"c\n\x0cPrefillHello\x12\x13\n\x0binstance_id\x18\x01 \x01(\t\x12,\n\x0b\x66ingerprint\x18\x02 \x01(\x0b\x32\x17.baton.v1.KVFingerprint\x12\x10\n\x08identity\x18\x03 \x01(\x0c\"F\n\x0bPeerVerdict\x12\x11\n\ttransport\x18\x01 \x01(\t\x12$\n\x06points\x18\x02 \x03(\x0b\x32\x14.baton.v1.ProbePoint\"4\n\nProbePoint\x12\r\n\x05\x62ytes\x18\x01 \x01(\x04\x12\x17\n\x0fgigabytes_per_s\x18\x02 \x01(\x01\"\xc7\x01\n\x07Publish\x12\x0c\n\x04room\x18\x01 \x01(\x04\x12\x18\n\x10lease_generation\x18\x02 \x01(\r\x12\x1f\n\x05pages\x18\x03 \x03(\x0b\x32\x10.baton.v1.Extent\x12\x12\n\nnum_tokens\x18\x04 \x01(\r\x12\x17\n\x0fresident_tokens\x18\x05 \x01(\r\x12\x10\n\x08\x64oorbell\x18\x06 \x01(\r\x12\x0e\n\x06\x64igest\x18\x07 \x01(\x08\x12$\n\x06ticket\x18\x08 \x01(\x0b\x32\x14.baton.v1.RoomTicket\"T\n\x06Revoke\x12\x0c\n\x04room\x18\x01 \x01(\x04\x12\x18\n\x10lease_generation\x18\x02 \x01(\r\x12\"\n\x07\x66\x61ilure\x18\x03 \x01(\x0b\x32\x11.baton.v1.Failure\"2\n\x08Quiesced\x12\x0c\n\x04room\x18\x01 \x01(\x04\x12\x18\n\x10lease_generation\x18\x02 \x01(\r\"V\n\x08\x44\x65\x63lined\x12\x0c\n\x04room\x18\x01 \x01(\x04\x12\x18\n\x10lease_generation\x18\x02 \x01(\r\x12\"\n\x07\x66\x61ilure\x18\x03 \x01(\x0b\x32\x11.baton.v1.Failure2G\n\tBootstrap\x12:\n\x07Session\x12\x14.baton.v1.FromDecode\x1a\x15.baton.v1.FromPrefill(\x01\x30\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x18\x62\x61ton/v1/bootstrap.proto\x12\x08\x62\x61ton.v1\x1a\x15\x62\x61ton/v1/common.proto\"\x89\x01\n\nFromDecode\x12&\n\x05hello\x18\x01 \x01(\x0b\x32\x15.baton.v1.DecodeHelloH\x00\x12$\n\x07publish\x18\x02 \x01(\x0b\x32\x11.baton.v1.PublishH\x00\x12\"\n\x06revoke\x18\x03 \x01(\x0b\x32\x10.baton.v1.RevokeH\x00\x42\t\n\x07message\"\xbb\x01\n\x0b\x46romPrefill\x12\'\n\x05hello\x18\x01 \x01(\x0b\x32\x16.baton.v1.PrefillHelloH\x00\x12&\n\x08quiesced\x18\x02 \x01(\x0b\x32\x12.baton.v1.QuiescedH\x00\x12&\n\x08\x64\x65\x63lined\x18\x03 \x01(\x0b\x32\x12.baton.v1.DeclinedH\x00\x12(\n\x07verdict\x18\x04 \x01(\x0b\x32\x15.baton.v1.PeerVerdictH\x00\x42\t\n\x07message\"\xb8\x01\n\x0b\x44\x65\x63odeHello\x12\x13\n\x0binstance_id\x18\x01 \x01(\t\x12,\n\x0b\x66ingerprint\x18\x02 \x01(\x0b\x32\x17.baton.v1.KVFingerprint\x12\x12\n\ninvitation\x18\x03 \x01(\x0c\x12\x11\n\tnum_pages\x18\x04 \x01(\r\x12\x11\n\tpage_hash\x18\x05 \x01(\t\x12\x17\n\x0ftensor_parallel\x18\x06 \x01(\r\x12\x13\n\x0binvitations\x18\x07 \x03(\x0c\"|\n\x0cPrefillHello\x12\x13\n\x0binstance_id\x18\x01 \x01(\t\x12,\n\x0b\x66ingerprint\x18\x02 \x01(\x0b\x32\x17.baton.v1.KVFingerprint\x12\x10\n\x08identity\x18\x03 \x01(\x0c\x12\x17\n\x0ftensor_parallel\x18\x04 \x01(\r\"F\n\x0bPeerVerdict\x12\x11\n\ttransport\x18\x01 \x01(\t\x12$\n\x06points\x18\x02 \x03(\x0b\x32\x14.baton.v1.ProbePoint\"4\n\nProbePoint\x12\r\n\x05\x62ytes\x18\x01 \x01(\x04\x12\x17\n\x0fgigabytes_per_s\x18\x02 \x01(\x01\"\xda\x01\n\x07Publish\x12\x0c\n\x04room\x18\x01 \x01(\x04\x12\x18\n\x10lease_generation\x18\x02 \x01(\r\x12\x1f\n\x05pages\x18\x03 \x03(\x0b\x32\x10.baton.v1.Extent\x12\x12\n\nnum_tokens\x18\x04 \x01(\r\x12\x17\n\x0fresident_tokens\x18\x05 \x01(\r\x12\x10\n\x08\x64oorbell\x18\x06 \x01(\r\x12\x0e\n\x06\x64igest\x18\x07 \x01(\x08\x12$\n\x06ticket\x18\x08 \x01(\x0b\x32\x14.baton.v1.RoomTicket\x12\x11\n\tdoorbells\x18\t \x03(\r\"T\n\x06Revoke\x12\x0c\n\x04room\x18\x01 \x01(\x04\x12\x18\n\x10lease_generation\x18\x02 \x01(\r\x12\"\n\x07\x66\x61ilure\x18\x03 \x01(\x0b\x32\x11.baton.v1.Failure\"2\n\x08Quiesced\x12\x0c\n\x04room\x18\x01 \x01(\x04\x12\x18\n\x10lease_generation\x18\x02 \x01(\r\"V\n\x08\x44\x65\x63lined\x12\x0c\n\x04room\x18\x01 \x01(\x04\x12\x18\n\x10lease_generation\x18\x02 \x01(\r\x12\"\n\x07\x66\x61ilure\x18\x03 \x01(\x0b\x32\x11.baton.v1.Failure2G\n\tBootstrap\x12:\n\x07Session\x12\x14.baton.v1.FromDecode\x1a\x15.baton.v1.FromPrefill(\x01\x30\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -37,21 +37,21 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_FROMPREFILL']._serialized_start=202
   _globals['_FROMPREFILL']._serialized_end=389
   _globals['_DECODEHELLO']._serialized_start=392
-  _globals['_DECODEHELLO']._serialized_end=530
-  _globals['_PREFILLHELLO']._serialized_start=532
-  _globals['_PREFILLHELLO']._serialized_end=631
-  _globals['_PEERVERDICT']._serialized_start=633
-  _globals['_PEERVERDICT']._serialized_end=703
-  _globals['_PROBEPOINT']._serialized_start=705
-  _globals['_PROBEPOINT']._serialized_end=757
-  _globals['_PUBLISH']._serialized_start=760
-  _globals['_PUBLISH']._serialized_end=959
-  _globals['_REVOKE']._serialized_start=961
-  _globals['_REVOKE']._serialized_end=1045
-  _globals['_QUIESCED']._serialized_start=1047
-  _globals['_QUIESCED']._serialized_end=1097
-  _globals['_DECLINED']._serialized_start=1099
-  _globals['_DECLINED']._serialized_end=1185
-  _globals['_BOOTSTRAP']._serialized_start=1187
-  _globals['_BOOTSTRAP']._serialized_end=1258
+  _globals['_DECODEHELLO']._serialized_end=576
+  _globals['_PREFILLHELLO']._serialized_start=578
+  _globals['_PREFILLHELLO']._serialized_end=702
+  _globals['_PEERVERDICT']._serialized_start=704
+  _globals['_PEERVERDICT']._serialized_end=774
+  _globals['_PROBEPOINT']._serialized_start=776
+  _globals['_PROBEPOINT']._serialized_end=828
+  _globals['_PUBLISH']._serialized_start=831
+  _globals['_PUBLISH']._serialized_end=1049
+  _globals['_REVOKE']._serialized_start=1051
+  _globals['_REVOKE']._serialized_end=1135
+  _globals['_QUIESCED']._serialized_start=1137
+  _globals['_QUIESCED']._serialized_end=1187
+  _globals['_DECLINED']._serialized_start=1189
+  _globals['_DECLINED']._serialized_end=1275
+  _globals['_BOOTSTRAP']._serialized_start=1277
+  _globals['_BOOTSTRAP']._serialized_end=1348
 # @@protoc_insertion_point(module_scope)

@@ -94,14 +94,22 @@ class DecodeHello(_message.Message):
     INVITATION_FIELD_NUMBER: _builtins.int
     NUM_PAGES_FIELD_NUMBER: _builtins.int
     PAGE_HASH_FIELD_NUMBER: _builtins.int
+    TENSOR_PARALLEL_FIELD_NUMBER: _builtins.int
+    INVITATIONS_FIELD_NUMBER: _builtins.int
     instance_id: _builtins.str
     invitation: _builtins.bytes
-    """kvtransfer's versioned invitation: what the prefill server needs to write into this decode server's pool."""
+    """kvtransfer's versioned invitation: what the prefill server needs to write into this decode server's pool. Empty where it has several ranks."""
     num_pages: _builtins.int
     page_hash: _builtins.str
     """Name of the digest that this server compares: publications that ask for one are declined where prefill computes another."""
+    tensor_parallel: _builtins.int
+    """Ranks of a tensor-parallel group, each with an equal share of every page's KV heads; 0 is 1."""
     @_builtins.property
     def fingerprint(self) -> _common_pb2.KVFingerprint: ...
+    @_builtins.property
+    def invitations(self) -> _containers.RepeatedScalarFieldContainer[_builtins.bytes]:
+        """Where there are several ranks: the invitation of each, in order. num_pages is that of each."""
+
     def __init__(
         self,
         *,
@@ -110,10 +118,12 @@ class DecodeHello(_message.Message):
         invitation: _builtins.bytes = ...,
         num_pages: _builtins.int = ...,
         page_hash: _builtins.str = ...,
+        tensor_parallel: _builtins.int = ...,
+        invitations: _abc.Iterable[_builtins.bytes] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["fingerprint", b"fingerprint"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["fingerprint", b"fingerprint", "instance_id", b"instance_id", "invitation", b"invitation", "num_pages", b"num_pages", "page_hash", b"page_hash"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["fingerprint", b"fingerprint", "instance_id", b"instance_id", "invitation", b"invitation", "invitations", b"invitations", "num_pages", b"num_pages", "page_hash", b"page_hash", "tensor_parallel", b"tensor_parallel"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -126,9 +136,12 @@ class PrefillHello(_message.Message):
     INSTANCE_ID_FIELD_NUMBER: _builtins.int
     FINGERPRINT_FIELD_NUMBER: _builtins.int
     IDENTITY_FIELD_NUMBER: _builtins.int
+    TENSOR_PARALLEL_FIELD_NUMBER: _builtins.int
     instance_id: _builtins.str
     identity: _builtins.bytes
     """kvtransfer's versioned identity of the writing process (what a fence needs)."""
+    tensor_parallel: _builtins.int
+    """Ranks of its tensor-parallel group; 0 is 1. With decode's it says which rank writes which KV heads where: the pair's routes."""
     @_builtins.property
     def fingerprint(self) -> _common_pb2.KVFingerprint: ...
     def __init__(
@@ -137,10 +150,11 @@ class PrefillHello(_message.Message):
         instance_id: _builtins.str = ...,
         fingerprint: _common_pb2.KVFingerprint | None = ...,
         identity: _builtins.bytes = ...,
+        tensor_parallel: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["fingerprint", b"fingerprint"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["fingerprint", b"fingerprint", "identity", b"identity", "instance_id", b"instance_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["fingerprint", b"fingerprint", "identity", b"identity", "instance_id", b"instance_id", "tensor_parallel", b"tensor_parallel"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -205,6 +219,7 @@ class Publish(_message.Message):
     DOORBELL_FIELD_NUMBER: _builtins.int
     DIGEST_FIELD_NUMBER: _builtins.int
     TICKET_FIELD_NUMBER: _builtins.int
+    DOORBELLS_FIELD_NUMBER: _builtins.int
     room: _builtins.int
     lease_generation: _builtins.int
     num_tokens: _builtins.int
@@ -220,6 +235,12 @@ class Publish(_message.Message):
     def ticket(self) -> _common_pb2.RoomTicket:
         """What the gateway gave decode for this room; prefill servers with --ticket-secret-file demand it."""
 
+    @_builtins.property
+    def doorbells(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """Where the pair has several routes: the doorbell of each, by destination rank and then by source rank. Each is in its destination rank's table.
+        The room lands when all have rung; `doorbell` is the first.
+        """
+
     def __init__(
         self,
         *,
@@ -231,10 +252,11 @@ class Publish(_message.Message):
         doorbell: _builtins.int = ...,
         digest: _builtins.bool = ...,
         ticket: _common_pb2.RoomTicket | None = ...,
+        doorbells: _abc.Iterable[_builtins.int] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["ticket", b"ticket"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["digest", b"digest", "doorbell", b"doorbell", "lease_generation", b"lease_generation", "num_tokens", b"num_tokens", "pages", b"pages", "resident_tokens", b"resident_tokens", "room", b"room", "ticket", b"ticket"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["digest", b"digest", "doorbell", b"doorbell", "doorbells", b"doorbells", "lease_generation", b"lease_generation", "num_tokens", b"num_tokens", "pages", b"pages", "resident_tokens", b"resident_tokens", "room", b"room", "ticket", b"ticket"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
