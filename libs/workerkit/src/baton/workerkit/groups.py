@@ -31,6 +31,9 @@ class EngineSettings(SettingsGroup):
         default=None, ge=1, description="Bytes of the KV pool when --num-pages is not set; when neither is: 1 GiB on a CPU, what is free on a GPU."
     )
     device: str = Field(default="cpu", description="Where the model runs: cpu or cuda:N.")
+    tensor_parallel: int = Field(
+        default=1, ge=1, le=64, description="Ranks that share the model: GPUs from --device on, or threads of a CPU; must divide its KV heads."
+    )
     memory_fraction: float = Field(default=0.9, gt=0, le=1, description="Part of a GPU's memory that this server and others before it may fill.")
     load_format: Literal["auto", "dummy"] = Field(default="auto", description="auto: the folder's weights; dummy: random ones, for measuring.")
     deterministic: bool = Field(default=False, description="On a GPU, answers do not depend on what else is in the batch; slower.")
@@ -45,10 +48,10 @@ class EngineSettings(SettingsGroup):
     def served_name(self) -> str:
         return self.model_name or self.model_path.resolve().name
 
-    @property
-    def cuda_device(self) -> str:
-        """Number of the GPU, as the transfer library names it; empty on a CPU."""
-        return self.device.partition("cuda:")[2]
+    def transfer_devices(self) -> list[str]:
+        """The GPU of each rank, as the transfer library names it; empty texts on a CPU."""
+        first = self.device.partition("cuda:")[2]
+        return [str(int(first) + rank) if first else "" for rank in range(self.tensor_parallel)]
 
     def prepare(self, role: Role, mixed_prompt_tokens: int | None = None) -> Prepared:
         """Loads the model and settles the KV pool's size. Blocks for seconds; raises the engine's errors."""
@@ -62,6 +65,7 @@ class EngineSettings(SettingsGroup):
             load_format=self.load_format,
             memory_fraction=self.memory_fraction,
             progress=ProgressLog(log.info),
+            tensor_parallel=self.tensor_parallel,
         )
 
     def fingerprint(self, prepared: Prepared) -> Fingerprint:

@@ -11,9 +11,10 @@ import grpc
 import grpc.aio
 
 from baton.decode.errors import PairRefusedError, SessionEndedError
+from baton.decode.inboxes import Inboxes
 from baton.decode.link import PrefillLink
 from baton.engine.types import Failure
-from baton.kvtransfer import Inbox
+from baton.kvtransfer import routes
 from baton.kvtransfer.identity import Identity
 from baton.servicekit import get_logger
 from baton.wire.v1 import bootstrap_pb2, common_pb2
@@ -37,12 +38,12 @@ class Answers(Protocol):
 
 
 class BootstrapSession:
-    """`key` names it for good. Its inbox is its own, so that this sender can be fenced alone. Used on the event loop; `send` from any thread."""
+    """`key` names it for good. Its inboxes are its own, so that this sender can be fenced alone. Used on the event loop; `send` from any thread."""
 
-    def __init__(self, key: str, address: str, inbox: Inbox, hello: bootstrap_pb2.DecodeHello, here: Identity) -> None:
+    def __init__(self, key: str, address: str, inboxes: Inboxes, hello: bootstrap_pb2.DecodeHello, here: Identity) -> None:
         self.key = key
         self.address = address
-        self.inbox = inbox
+        self.inboxes = inboxes
         self._hello = hello
         self._here = here
         self._loop = asyncio.get_running_loop()
@@ -75,7 +76,10 @@ class BootstrapSession:
         took_ms = round((time.monotonic() - began) * 1e3)
         log.info("prefill connected", peer=hello.instance_id, address=self.address, transport=verdict.transport, took_ms=took_ms, **speeds)
         shares_clock = Identity.decode(hello.identity).boot_id == self._here.boot_id
-        self.link = PrefillLink(self.key, self.address, hello.instance_id, hello.identity, self.inbox, shares_clock=shares_clock, send=self.send)
+        every = routes(self._hello.fingerprint.num_kv_heads, hello.tensor_parallel or 1, len(self.inboxes))
+        self.link = PrefillLink(
+            self.key, self.address, hello.instance_id, hello.identity, self.inboxes, every, shares_clock=shares_clock, send=self.send
+        )
         return self.link
 
     async def serve(self, call: Call, answers: Answers) -> NoReturn:
@@ -119,15 +123,21 @@ class BootstrapSession:
             await call.write(await self._outbox.get())
 
 
-MakeHello = Callable[[Inbox], bootstrap_pb2.DecodeHello]
+MakeHello = Callable[[Inboxes], bootstrap_pb2.DecodeHello]
 
 
 def make_hello(instance_id: str, fingerprint: common_pb2.KVFingerprint, num_pages: int, page_hash: str) -> MakeHello:
-    """What this decode server says of itself, for each session's own inbox."""
+    """What this decode server says of itself, for each session's own inboxes."""
 
-    def hello(inbox: Inbox) -> bootstrap_pb2.DecodeHello:
-        return bootstrap_pb2.DecodeHello(
-            instance_id=instance_id, fingerprint=fingerprint, invitation=inbox.invitation, num_pages=num_pages, page_hash=page_hash
+    def hello(inboxes: Inboxes) -> bootstrap_pb2.DecodeHello:
+        message = bootstrap_pb2.DecodeHello(
+            instance_id=instance_id, fingerprint=fingerprint, num_pages=num_pages, page_hash=page_hash, tensor_parallel=len(inboxes)
         )
+        # A server that knows no ranks finds no invitation where there are several, and refuses; it must not take one rank's pool for all of it.
+        if len(inboxes) == 1:
+            message.invitation = inboxes.invitations[0]
+        else:
+            message.invitations.extend(inboxes.invitations)
+        return message
 
     return hello

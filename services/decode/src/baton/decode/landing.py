@@ -1,21 +1,25 @@
-"""One room on its way in: its reservation, its lease, its doorbell. Not thread safe: the importer's lock guards it."""
+"""One room on its way in: its reservation, its lease, its doorbells. Not thread safe: the importer's lock guards it."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 
 from baton.decode.link import PrefillLink
 from baton.engine.layout import KVLayout
 from baton.engine.ports import Reservation
-from baton.kvtransfer import Doorbell
+from baton.kvtransfer import STATUS_OK, Doorbell, routes_into
+from baton.kvtransfer.routes import own_heads
 from baton.workerkit import DecodePeer, PageHash
 
 
 @dataclass(slots=True)
 class Landing:
-    """link, slot: set once it is published. waits_until: how long it may wait for a session with its prefill server (time.monotonic()).
+    """link, slots: set once it is published; a doorbell for each of the link's routes. waits_until: how long it may wait for a session with its
+    prefill server (time.monotonic()).
 
-    revoke_due: when an unanswered Revoke becomes overdue. failed: the engine was told that it will not land.
+    bells: those that rang, each once, with the rank in whose inbox it did. revoke_due: when an unanswered Revoke becomes overdue. failed: the
+    engine was told that it will not land.
     """
 
     reservation: Reservation
@@ -24,7 +28,8 @@ class Landing:
     digest: bool
     waits_until: float
     link: PrefillLink | None = None
-    slot: int | None = None
+    slots: tuple[int, ...] = ()
+    bells: list[tuple[int, Doorbell]] = field(default_factory=list)
     revoke_due: float | None = None
     failed: bool = False
 
@@ -36,20 +41,51 @@ class Landing:
     def num_pages(self) -> int:
         return sum(extent.count for extent in self.reservation.pages)
 
-    def problem(self, bell: Doorbell, layout: KVLayout, page_hash: PageHash) -> tuple[str, str] | None:
-        """(cause, message) when what landed is not what was asked for. Computes the digest, if one was asked for: call it without the lock."""
-        reservation = self.reservation
-        if bell.num_tokens != reservation.num_tokens:
-            return "length_mismatch", f"prefill wrote {bell.num_tokens} tokens, {reservation.num_tokens} were reserved"
-        if bell.first_token < 0:
-            return "first_token_missing", "the doorbell carries no first token"
-        if not self.digest:
-            return None
-        if not bell.has_digest:
-            return "digest_missing", "a digest was asked for and none came"
-        first = reservation.resident_tokens // layout.page_size
-        count = layout.pages_for(reservation.num_tokens) - first
-        landed = page_hash.of(reservation.pages, first, count)
-        if landed != bell.digest:
-            return "digest_mismatch", f"the landed pages have digest {landed:016x}, prefill sent {bell.digest:016x}"
+    @property
+    def all_rung(self) -> bool:
+        """Every rank of the sender has written its last."""
+        return bool(self.slots) and len(self.bells) == len(self.slots)
+
+    @property
+    def given_up(self) -> int | None:
+        """The status of a doorbell that says no, if one does."""
+        return next((bell.status for _, bell in self.bells if bell.status != STATUS_OK), None)
+
+    @property
+    def first_token(self) -> int:
+        return self.bells[0][1].first_token
+
+    @property
+    def last_layer_ns(self) -> int:
+        return max(bell.last_layer_ns for _, bell in self.bells)
+
+    def problem(self, layout: KVLayout, page_hashes: Sequence[PageHash]) -> tuple[str, str] | None:
+        """(cause, message) when what landed is not what was asked for. layout, page_hashes: of one rank's pool, of each rank's pages. Computes the
+        digests, if they were asked for: call it without the lock."""
+        for _, bell in self.bells:
+            if bell.num_tokens != self.reservation.num_tokens:
+                return "length_mismatch", f"prefill wrote {bell.num_tokens} tokens, {self.reservation.num_tokens} were reserved"
+            if bell.first_token < 0:
+                return "first_token_missing", "the doorbell carries no first token"
+            if bell.first_token != self.first_token:
+                return "first_token_differs", f"the sender's ranks drew {self.first_token} and {bell.first_token}"
+            if self.digest and not bell.has_digest:
+                return "digest_missing", "a digest was asked for and none came"
+        return self._digest_problem(layout, page_hashes) if self.digest else None
+
+    def _digest_problem(self, layout: KVLayout, page_hashes: Sequence[PageHash]) -> tuple[str, str] | None:
+        assert self.link is not None
+        first = self.reservation.resident_tokens // layout.page_size
+        count = layout.pages_for(self.reservation.num_tokens) - first
+        for rank, page_hash in enumerate(page_hashes):
+            # A doorbell does not say which route it ends; each route has other heads, so all of them are right when the set of digests is.
+            sent = sorted(bell.digest for into, bell in self.bells if into == rank)
+            landed = sorted(
+                page_hash.of(self.reservation.pages, first, count, own_heads(route.destination_head, route.num_heads, layout))
+                for route in (self.link.routes[number] for number in routes_into(self.link.routes, rank))
+            )
+            if landed != sent:
+                here, there = (", ".join(f"{value:016x}" for value in values) for values in (landed, sent))
+                where = f" of rank {rank}" if len(page_hashes) > 1 else ""
+                return "digest_mismatch", f"the landed pages{where} have digest {here}, prefill sent {there}"
         return None

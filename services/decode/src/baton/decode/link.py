@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+from baton.decode.inboxes import Inboxes
 from baton.engine.types import Extent, Failure
-from baton.kvtransfer import Inbox
+from baton.kvtransfer import Route
 from baton.wire.v1 import bootstrap_pb2, common_pb2
 from baton.workerkit.convert import failure_to_wire
 
@@ -13,7 +14,8 @@ from baton.workerkit.convert import failure_to_wire
 class PrefillLink:
     """`key` names the session and is never reused: leases hang on it, and a fence frees them.
 
-    instance_id, identity: of the prefill server. shares_clock: whether its monotonic clock is ours (same host). `send` works from any thread.
+    instance_id, identity: of the prefill server. routes: from its ranks to ours, as both sides number them. shares_clock: whether its monotonic
+    clock is ours (same host). `send` works from any thread.
     """
 
     def __init__(
@@ -22,7 +24,8 @@ class PrefillLink:
         address: str,
         instance_id: str,
         identity: bytes,
-        inbox: Inbox,
+        inboxes: Inboxes,
+        routes: Sequence[Route],
         *,
         shares_clock: bool,
         send: Callable[[bootstrap_pb2.FromDecode], None],
@@ -31,9 +34,17 @@ class PrefillLink:
         self.address = address
         self.instance_id = instance_id
         self.identity = identity
-        self.inbox = inbox
+        self.inboxes = inboxes
+        self.routes = tuple(routes)
         self.shares_clock = shares_clock
         self._send = send
+
+    def arm(self, room: int, generation: int) -> tuple[int, ...]:
+        """A doorbell for each route. Raises DoorbellsExhausted, Closed."""
+        return self.inboxes.arm(self.routes, room, generation)
+
+    def disarm(self, slots: Sequence[int]) -> None:
+        self.inboxes.disarm(self.routes, slots)
 
     def publish(
         self,
@@ -43,7 +54,7 @@ class PrefillLink:
         *,
         num_tokens: int,
         resident_tokens: int,
-        doorbell: int,
+        doorbells: Sequence[int],
         digest: bool,
         ticket: common_pb2.RoomTicket | None = None,
     ) -> None:
@@ -54,7 +65,8 @@ class PrefillLink:
             pages=[common_pb2.Extent(first=extent.first, count=extent.count) for extent in pages],
             num_tokens=num_tokens,
             resident_tokens=resident_tokens,
-            doorbell=doorbell,
+            doorbell=doorbells[0],
+            doorbells=doorbells if len(doorbells) > 1 else (),
             digest=digest,
             ticket=ticket,
         )

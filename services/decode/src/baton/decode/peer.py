@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass
 from typing import Protocol, TypeVar
@@ -14,8 +14,9 @@ import grpc.aio
 
 from baton.decode.bootstrap_session import Answers, BootstrapSession, Call, MakeHello
 from baton.decode.errors import PairRefusedError, SessionEndedError
+from baton.decode.inboxes import Inboxes
 from baton.decode.link import PrefillLink
-from baton.kvtransfer import Agent, Inbox, Region, TransferError
+from baton.kvtransfer import RankMemory, TransferError
 from baton.kvtransfer.identity import Identity
 from baton.servicekit import Tls, get_logger, open_channel
 from baton.servicekit.tls import explain_refusal
@@ -51,8 +52,7 @@ class Leases(Answers, Protocol):
 class Doors:
     """What every peer needs: where pages land, who keeps the leases, where blocking calls run."""
 
-    agent: Agent
-    region: Region
+    ranks: Sequence[RankMemory]
     leases: Leases
     hello: MakeHello
     here: Identity
@@ -122,17 +122,17 @@ class PrefillPeer:
             await asyncio.sleep(backoff_s * random.uniform(0.5, 1.0))
 
     async def _one_session(self) -> bool:
-        """From connecting to the end of the stream; whether it was ready in between. A fresh channel and a fresh inbox each time."""
+        """From connecting to the end of the stream; whether it was ready in between. A fresh channel and fresh inboxes each time."""
         self._sessions += 1
         key = f"{self.address}#{self._sessions}"
         doors = self._doors
         try:
-            inbox = await self._blocking(lambda: doors.agent.open_inbox(key, doors.region, doors.num_doorbells))
+            inboxes = await self._blocking(lambda: Inboxes.open(key, doors.ranks, doors.num_doorbells))
         except TransferError as error:
             self.problem = f"no inbox can be opened: {error}"
             self._log.error("no inbox", error=str(error))
             return False
-        session = BootstrapSession(key, self.address, inbox, doors.hello(inbox), doors.here)
+        session = BootstrapSession(key, self.address, inboxes, doors.hello(inboxes), doors.here)
         problem = LET_GO
         try:
             async with open_channel(self.address, doors.tls, CHANNEL_OPTIONS) as channel:
@@ -148,7 +148,7 @@ class PrefillPeer:
         except (SessionEndedError, grpc.aio.AioRpcError, grpc.aio.UsageError, TransferError, TimeoutError) as error:
             problem = _explain(error, doors.tls)
         finally:
-            self._went(session.link, inbox, problem)
+            self._went(session.link, inboxes, problem)
         return session.link is not None
 
     def _came(self, session: BootstrapSession, link: PrefillLink) -> None:
@@ -157,7 +157,7 @@ class PrefillPeer:
         self._doors.leases.link_ready(self.address)
         self._doors.changed()
 
-    def _went(self, link: PrefillLink | None, inbox: Inbox, problem: str) -> None:
+    def _went(self, link: PrefillLink | None, inboxes: Inboxes, problem: str) -> None:
         if problem == LET_GO:
             self._log.info("prefill let go")
         elif link is not None:
@@ -170,22 +170,22 @@ class PrefillPeer:
             self._doors.changed()
         if link is not None:
             self._doors.leases.link_lost(link, problem)
-        fence = asyncio.create_task(self._fence(link, inbox), name=f"fence of {inbox.sender_id}")
+        fence = asyncio.create_task(self._fence(link, inboxes), name=f"fence of {inboxes.sender_id}")
         self._fences.add(fence)
         fence.add_done_callback(self._fences.discard)
 
-    async def _fence(self, link: PrefillLink | None, inbox: Inbox) -> None:
-        """Shuts the sender out and waits for the proof; only then are its pages free and its inbox gone. No timer stands in for the proof."""
+    async def _fence(self, link: PrefillLink | None, inboxes: Inboxes) -> None:
+        """Shuts the sender out and waits for the proof; only then are its pages free and its inboxes gone. No timer stands in for the proof."""
         identity = link.identity if link is not None else None
         period_s = FENCE_PERIOD_S
-        while link is not None and not await self._blocking(lambda: inbox.fence(identity)):
+        while link is not None and not await self._blocking(lambda: inboxes.fence(identity)):
             await asyncio.sleep(period_s)
             period_s = min(period_s * 2, MAX_FENCE_PERIOD_S)
         if link is not None:
             self._doors.leases.link_fenced(link)
             while self._doors.leases.has_leases(link):  # noqa: ASYNC110 # rare and short: what had landed is still being checked
                 await asyncio.sleep(FENCE_PERIOD_S)
-        await self._blocking(inbox.close)
+        await self._blocking(inboxes.close)
 
     async def _blocking(self, function: Callable[[], T]) -> T:
         return await asyncio.get_running_loop().run_in_executor(self._doors.threads, function)

@@ -7,7 +7,7 @@ import contextlib
 import time
 from collections.abc import AsyncIterator, Callable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, NoReturn
 
 import grpc
@@ -15,12 +15,13 @@ import grpc.aio
 from google.protobuf.message import DecodeError
 
 from baton.engine.layout import KVLayout
-from baton.kvtransfer import Agent, IncompatiblePeer, InvalidArgument, Peer, PeerUnreachable, Region, TransferError
+from baton.kvtransfer import IncompatiblePeer, InvalidArgument, Peer, PeerUnreachable, RankMemories, TransferError, routes
 from baton.prefill.errors import BadPublicationError, TicketRefusedError
 from baton.prefill.exporter import Exporter
-from baton.prefill.link import DecodeLink
+from baton.prefill.link import DecodeLink, Way
 from baton.prefill.publication import read_publication
 from baton.prefill.ticket_gate import TicketGate
+from baton.prefill.ways import close_ways, has_peer, open_ways, probe_ways
 from baton.servicekit import get_logger
 from baton.wire.v1 import bootstrap_pb2, bootstrap_pb2_grpc, common_pb2
 from baton.workerkit import differences
@@ -41,12 +42,16 @@ NUM_PEER_THREADS = 32
 
 @dataclass(frozen=True, slots=True)
 class Here:
-    """This prefill server, as decode servers are told."""
+    """This prefill server, as decode servers are told. layout: of one rank's pool."""
 
     instance_id: str
     fingerprint: common_pb2.KVFingerprint
     layout: KVLayout
-    region: Region
+    memories: RankMemories
+
+    @property
+    def degree(self) -> int:
+        return len(self.memories.ranks)
 
 
 @dataclass(eq=False)
@@ -59,8 +64,8 @@ class _Session:
     broken: asyncio.Future[str] = field(init=False)
     ended: asyncio.Event = field(default_factory=asyncio.Event)
     #: The connect in progress or done; whoever ends the session closes what came of it.
-    connecting: asyncio.Future[Peer] | None = None
-    peer: Peer | None = None
+    connecting: asyncio.Future[list[Way]] | None = None
+    ways: list[Way] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self.broken = self.loop.create_future()
@@ -83,16 +88,16 @@ class _Session:
 class BootstrapServicer(bootstrap_pb2_grpc.BootstrapServicer):
     """`close` ends all sessions in order (peers closed, so that decode's fence succeeds); call it before the server stops."""
 
-    def __init__(self, agent: Agent, exporter: Exporter, here: Here, tickets: TicketGate) -> None:
-        self._agent = agent
+    def __init__(self, exporter: Exporter, here: Here, tickets: TicketGate) -> None:
         self._exporter = exporter
         self._here = here
         self._tickets = tickets
         self._sessions: dict[str, _Session] = {}
         self._threads = ThreadPoolExecutor(NUM_PEER_THREADS, thread_name_prefix="bootstrap-peer")
         self._closing = False
-        agent.on_write(exporter.write_ended)
-        agent.on_peer_lost(self._on_peer_lost)
+        for agent in here.memories.agents:
+            agent.on_write(exporter.write_ended)
+            agent.on_peer_lost(self._on_peer_lost)
 
     async def run(self) -> None:
         """The clock of publications that nobody claims; until cancelled."""
@@ -136,7 +141,8 @@ class BootstrapServicer(bootstrap_pb2_grpc.BootstrapServicer):
             text = f"the first message of a session must be hello with an instance_id of 1 to {MAX_INSTANCE_ID_CHARS} characters"
             await _refuse(context, grpc.StatusCode.FAILED_PRECONDITION, text)
         here = self._here
-        hello = bootstrap_pb2.PrefillHello(instance_id=here.instance_id, fingerprint=here.fingerprint, identity=self._agent.identity)
+        identity = here.memories.agents[0].identity  # of the process, which all agents share
+        hello = bootstrap_pb2.PrefillHello(instance_id=here.instance_id, fingerprint=here.fingerprint, identity=identity, tensor_parallel=here.degree)
         await context.write(bootstrap_pb2.FromPrefill(hello=hello))
         differing = differences(here.fingerprint, first.hello.fingerprint)
         if differing:
@@ -160,24 +166,25 @@ class BootstrapServicer(bootstrap_pb2_grpc.BootstrapServicer):
         loop = asyncio.get_running_loop()
         began = time.monotonic()
         try:
-            session.connecting = loop.run_in_executor(self._threads, self._agent.connect, hello.invitation, self._here.region)
-            session.peer = await asyncio.shield(session.connecting)
-            points = await loop.run_in_executor(self._threads, session.peer.probe)
+            degree, invitations = _ranks_of(hello)
+            every = routes(hello.fingerprint.num_kv_heads, self._here.degree, degree)
+            session.connecting = loop.run_in_executor(self._threads, open_ways, every, self._here.memories.ranks, invitations)
+            session.ways = await asyncio.shield(session.connecting)
+            points = await loop.run_in_executor(self._threads, probe_ways, session.ways)
         except TransferError as error:
             log.error("no way to decode", peer=hello.instance_id, error=str(error))
             await _refuse(context, _code(error), f"prefill {self._here.instance_id} cannot write to decode {hello.instance_id}: {error}")
-        verdict = bootstrap_pb2.PeerVerdict(transport=session.peer.transport)
-        for point in points:
-            if point.direction == "write":
-                verdict.points.add(bytes=point.num_bytes, gigabytes_per_s=point.gigabytes_per_s)
-        speeds = {f"write_{point.num_bytes}_gb_s": round(point.gigabytes_per_s, 2) for point in points if point.direction == "write"}
-        log.info(
-            "decode connected", peer=hello.instance_id, transport=session.peer.transport, took_ms=round((time.monotonic() - began) * 1e3), **speeds
-        )
-        await context.write(bootstrap_pb2.FromPrefill(verdict=verdict))
         ours = self._here.layout
-        layout = KVLayout(ours.num_layers, ours.num_kv_heads, ours.head_dim, ours.page_size, hello.num_pages, ours.itemsize)
-        return DecodeLink(hello.instance_id, session.peer, layout, hello.page_hash, session.send, session.fail)
+        layout = replace(ours, num_kv_heads=hello.fingerprint.num_kv_heads // degree, num_pages=hello.num_pages)
+        link = DecodeLink(hello.instance_id, session.ways, layout, hello.page_hash, session.send, session.fail)
+        verdict = bootstrap_pb2.PeerVerdict(transport=link.transport)
+        for point in points:
+            verdict.points.add(bytes=point.num_bytes, gigabytes_per_s=point.gigabytes_per_s)
+        speeds = {f"write_{point.num_bytes}_gb_s": round(point.gigabytes_per_s, 2) for point in points}
+        took_ms = round((time.monotonic() - began) * 1e3)
+        log.info("decode connected", peer=hello.instance_id, transport=link.transport, routes=len(every), took_ms=took_ms, **speeds)
+        await context.write(bootstrap_pb2.FromPrefill(verdict=verdict))
+        return link
 
     async def _serve(self, session: _Session, link: DecodeLink, messages: AsyncIterator[bootstrap_pb2.FromDecode], context: Context) -> str | None:
         """Until either side ends it; why we did, if we did."""
@@ -197,23 +204,23 @@ class BootstrapServicer(bootstrap_pb2_grpc.BootstrapServicer):
             log.info("decode disconnected", peer=session.instance_id, reason=reason)
             reader.cancel()
             self._exporter.link_closing(link, reason)
-            await asyncio.shield(self._close_peer(link))
+            await asyncio.shield(self._close_ways(link))
             # A write that is cancelled half way leaves the call unable to end with a status: let it finish where decode still reads.
             session.send(None)
             await asyncio.wait((writer,), timeout=LAST_WORDS_S)
             writer.cancel()
             await asyncio.gather(reader, writer, return_exceptions=True)
 
-    async def _close_peer(self, link: DecodeLink) -> None:
+    async def _close_ways(self, link: DecodeLink) -> None:
         """Ends all writing through the link; only then may source pages be free."""
-        await asyncio.get_running_loop().run_in_executor(self._threads, link.peer.close)
+        await asyncio.get_running_loop().run_in_executor(self._threads, close_ways, link.ways)
         self._exporter.link_closed(link)
 
     async def _leave(self, session: _Session) -> None:
         if session.connecting is not None:
             with contextlib.suppress(TransferError):
-                peer = await session.connecting
-                await asyncio.get_running_loop().run_in_executor(self._threads, peer.close)
+                ways = await session.connecting
+                await asyncio.get_running_loop().run_in_executor(self._threads, close_ways, ways)
         if self._sessions.get(session.instance_id) is session:
             del self._sessions[session.instance_id]
         session.ended.set()
@@ -250,8 +257,17 @@ class BootstrapServicer(bootstrap_pb2_grpc.BootstrapServicer):
     def _on_peer_lost(self, peer: Peer) -> None:
         """On the transfer library's notifier."""
         for session in list(self._sessions.values()):
-            if session.peer is peer:
+            if has_peer(session.ways, peer):
                 session.fail(f"the way to decode {peer.instance_id} broke")
+
+
+def _ranks_of(hello: bootstrap_pb2.DecodeHello) -> tuple[int, list[bytes]]:
+    """Decode's degree and the invitation of each rank. Raises InvalidArgument."""
+    degree = hello.tensor_parallel or 1
+    invitations = list(hello.invitations) or [hello.invitation]
+    if len(invitations) != degree:
+        raise InvalidArgument(f"invitations: {len(invitations)} of them, tensor_parallel={degree} makes it one for each rank")
+    return degree, invitations
 
 
 def _code(error: TransferError) -> grpc.StatusCode:

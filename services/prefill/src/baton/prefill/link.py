@@ -2,37 +2,51 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 from baton.engine.layout import KVLayout
 from baton.engine.types import Failure
-from baton.kvtransfer import Peer
+from baton.kvtransfer import Peer, Route
 from baton.wire.v1 import bootstrap_pb2
 from baton.workerkit.convert import failure_to_wire
 
 
-class DecodeLink:
-    """`layout`: of the decode server's pool. `page_hash`: name of the digest that it compares. `send` hands a message to its session from any
-    thread; `fail` ends the session from any thread.
+@dataclass(frozen=True, slots=True)
+class Way:
+    """One of our ranks' way into the pages of one of decode's, and the KV heads that go over it."""
 
-    The peer belongs to whoever made the link; it is closed when the session is over.
+    route: Route
+    peer: Peer
+
+
+class DecodeLink:
+    """`ways`: one for each route, in the order in which both sides number them. `layout`: of one rank's pool on the decode server. `page_hash`: name
+    of the digest that it compares. `send` hands a message to its session from any thread; `fail` ends the session from any thread.
+
+    The peers belong to whoever made the link; they are closed when the session is over.
     """
 
     def __init__(
         self,
         instance_id: str,
-        peer: Peer,
+        ways: Sequence[Way],
         layout: KVLayout,
         page_hash: str,
         send: Callable[[bootstrap_pb2.FromPrefill], None],
         fail: Callable[[str], None],
     ) -> None:
         self.instance_id = instance_id
-        self.peer = peer
+        self.ways = tuple(ways)
         self.layout = layout
         self.page_hash = page_hash
         self.fail = fail
         self._send = send
+
+    @property
+    def transport(self) -> str:
+        """What the writes go over; several are joined with "+"."""
+        return "+".join(dict.fromkeys(way.peer.transport for way in self.ways))
 
     def quiesced(self, room: int, generation: int) -> None:
         """Says that nothing of this lease will be written any more."""

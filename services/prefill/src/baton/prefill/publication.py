@@ -14,7 +14,8 @@ from baton.wire.v1 import bootstrap_pb2
 
 @dataclass(frozen=True, slots=True)
 class Publication:
-    """pages: destination page ids, int64, in prompt order, as many as `num_tokens` need. resident_pages: leading ones that must not be written."""
+    """pages: destination page ids, int64, in prompt order, as many as `num_tokens` need. resident_pages: leading ones that must not be written.
+    doorbells: one for each of the link's ways, in their order."""
 
     room: int
     generation: int
@@ -22,7 +23,7 @@ class Publication:
     pages: PageArray
     num_tokens: int
     resident_tokens: int
-    doorbell: int
+    doorbells: tuple[int, ...]
     digest: bool
 
     @property
@@ -48,6 +49,10 @@ def read_publication(message: bootstrap_pb2.Publish, link: DecodeLink) -> Public
     if message.resident_tokens > message.num_tokens or message.resident_tokens % layout.page_size:
         limit = f"a multiple of the page size {layout.page_size} and at most num_tokens={message.num_tokens}"
         raise BadPublicationError("bad_publication", f"resident_tokens={message.resident_tokens} must be {limit}")
+    doorbells = tuple(message.doorbells) or (message.doorbell,)
+    if len(doorbells) != len(link.ways):
+        limit = f"this pair has {len(link.ways)} routes, each of which rings its own"
+        raise BadPublicationError("bad_publication", f"doorbells holds {len(doorbells)} slots: {limit}")
     pages = page_ids((extent.first, extent.count) for extent in message.pages)[:needed]
     return Publication(
         room=message.room,
@@ -56,7 +61,7 @@ def read_publication(message: bootstrap_pb2.Publish, link: DecodeLink) -> Public
         pages=pages,
         num_tokens=message.num_tokens,
         resident_tokens=message.resident_tokens,
-        doorbell=message.doorbell,
+        doorbells=doorbells,
         digest=message.digest,
     )
 

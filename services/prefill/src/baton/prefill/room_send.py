@@ -10,26 +10,29 @@ import numpy as np
 
 from baton.engine.layout import KVLayout
 from baton.engine.types import Extent, Failure, TransferStats
-from baton.kvtransfer import Doorbell, SpanArray, WriteHandle, spans_for
+from baton.kvtransfer import Doorbell, TransferError, WriteHandle, WriteState
 from baton.kvtransfer.spans import PageArray
 from baton.prefill.publication import Publication, extents_to_ids
+from baton.prefill.route_write import RouteWrite
 from baton.workerkit import PageHash
 
 
-@dataclass(slots=True)
-class _Chunk:
-    """Spans of layer 0 for one range of pages: another layer's are the same, some planes further."""
+@dataclass(frozen=True, slots=True)
+class HeldLayer:
+    """Handed over before it could be posted. events: device events of each rank, as integers; none when the bytes are there."""
 
+    layer: int
     first: int
     count: int
-    spans: SpanArray
+    events: tuple[int, ...]
 
 
 @dataclass(slots=True)
 class RoomSend:
-    """decode_instance_id: the only publisher that is believed. num_tokens: of the prompt.
+    """decode_instance_id: the only publisher that is believed. num_tokens: of the prompt. layout: of one rank's pool.
 
-    ending: why it is being stopped, once it is. answer_revoke: decode asked for it and waits for Quiesced.
+    writes: one for each route to decode, from the moment on when the room's publication is known. The room has ended when all of them have.
+    ending: why it is being stopped, once it is. answer_revoke: decode asked for it and waits for Quiesced. broken: a write failed.
     """
 
     room: int
@@ -37,80 +40,101 @@ class RoomSend:
     num_tokens: int
     layout: KVLayout
     publication: Publication | None = None
-    handle: WriteHandle | None = None
+    writes: tuple[RouteWrite, ...] = ()
     extents: tuple[Extent, ...] = ()
     pages: PageArray = field(default_factory=lambda: np.empty(0, dtype=np.int64))
-    #: Handed over before the publication came: (layer, first page, pages, device event).
-    held: list[tuple[int, int, int, int | None]] = field(default_factory=list)
+    held: list[HeldLayer] = field(default_factory=list)
     #: Device events must outlive the writes that wait for them.
     events: list[object] = field(default_factory=list)
     first_token: int | None = None
-    is_finished: bool = False
     has_started: bool = False
     ending: Failure | None = None
     answer_revoke: bool = False
     broken: bool = False
     last_layer_ns: int = 0
-    _chunk: _Chunk | None = None
 
     def set_source(self, extents: Sequence[Extent]) -> None:
         self.extents = tuple(extents)
         self.pages = extents_to_ids(self.extents)
 
+    def open(self, publication: Publication, page_hashes: Sequence[PageHash]) -> None:
+        """Opens a write on every way to decode. Raises TransferError, and then none is left open."""
+        link = publication.link
+        writes: list[RouteWrite] = []
+        try:
+            for way, doorbell in zip(link.ways, publication.doorbells, strict=True):
+                page_hash = page_hashes[way.route.source_rank]
+                writes.append(RouteWrite(way.route, way.peer.begin(self.room), self.layout, link.layout, page_hash, doorbell))
+        except TransferError:
+            for write in writes:
+                write.handle.cancel()
+            raise
+        self.publication, self.writes = publication, tuple(writes)
+
     @property
     def can_post(self) -> bool:
-        return self.handle is not None and self.ending is None and not self.broken
+        return bool(self.writes) and self.ending is None and not self.broken
 
-    def post(self, layer: int, first: int, count: int, ready: int | None) -> bool:
-        """Posts one layer's pages [first, first + count) of the prompt, those that decode does not hold already. True if anything was posted."""
+    def owns(self, handle: WriteHandle) -> bool:
+        return any(write.handle is handle for write in self.writes)
+
+    @property
+    def state(self) -> WriteState:
+        """Of all writes together: OPEN while one is, DONE when every doorbell rang, FAILED if one did."""
+        states = {write.handle.state for write in self.writes}
+        return next(state for state in (WriteState.FAILED, WriteState.OPEN, WriteState.QUIESCED, WriteState.DONE) if state in states)
+
+    def post(self, held: HeldLayer) -> bool:
+        """Posts one layer's pages of the prompt, those that decode does not hold already, on every way. True if there were any."""
         assert self.publication is not None
-        assert self.handle is not None
-        skip = max(self.publication.resident_pages - first, 0)
-        first, count = first + skip, count - skip
+        skip = max(self.publication.resident_pages - held.first, 0)
+        first, count = held.first + skip, held.count - skip
         if count <= 0:
             return False
-        self.handle.post(self._spans(layer, first, count), ready)
+        for write in self.writes:
+            write.post(held.layer, self.pages, self.publication.pages, first, count, held.events)
         return True
 
-    def _spans(self, layer: int, first: int, count: int) -> SpanArray:
-        assert self.publication is not None
-        target = self.publication.link.layout
-        chunk = self._chunk
-        if chunk is None or (chunk.first, chunk.count) != (first, count):
-            chunk = self._chunk = _Chunk(first, count, spans_for(self.layout, target, 0, self.pages, self.publication.pages, first, count))
-        shift = np.array([2 * layer * self.layout.plane_bytes, 2 * layer * target.plane_bytes, 0], dtype=np.int64)
-        return chunk.spans + shift
-
-    def doorbell(self, page_hash: PageHash | None) -> Doorbell:
-        """The room's last word. With a hash, the digest of the source pages that were sent is computed here: it takes a while."""
+    def doorbells(self) -> list[Doorbell]:
+        """The room's last words, one for each write. Where decode asked for digests of what was sent they are computed here: it takes a while."""
         assert self.publication is not None
         assert self.first_token is not None
-        value = 0
-        if page_hash is not None:
-            first = self.publication.resident_pages
-            count = self.layout.pages_for(self.num_tokens) - first
-            value = page_hash.of(self.extents, first, count)
-        return Doorbell(
-            room=self.room,
-            generation=self.publication.generation,
-            num_tokens=self.num_tokens,
-            first_token=self.first_token,
-            digest=value,
-            has_digest=page_hash is not None,
-            last_layer_ns=self.last_layer_ns,
-        )
+        first = self.publication.resident_pages
+        count = self.layout.pages_for(self.num_tokens) - first
+        return [
+            Doorbell(
+                room=self.room,
+                generation=self.publication.generation,
+                num_tokens=self.num_tokens,
+                first_token=self.first_token,
+                digest=write.digest(self.extents, first, count) if self.publication.digest else 0,
+                has_digest=self.publication.digest,
+                last_layer_ns=self.last_layer_ns,
+            )
+            for write in self.writes
+        ]
+
+    def finish(self, doorbells: Sequence[Doorbell]) -> None:
+        """Flush and ring, on every way. Raises what the handles' `finish` does."""
+        for write, doorbell in zip(self.writes, doorbells, strict=True):
+            write.handle.finish(write.doorbell, doorbell)
+
+    def cancel(self) -> None:
+        for write in self.writes:
+            write.handle.cancel()
 
     def stats(self) -> TransferStats:
+        """Writes over several ways run side by side: the longest says how long they were under way."""
         assert self.publication is not None
-        assert self.handle is not None
-        done = self.handle.done_time or time.monotonic()
-        first = self.handle.first_post_time
+        handles = [write.handle for write in self.writes]
+        done = max(handle.done_time or time.monotonic() for handle in handles)
+        began = [handle.first_post_time for handle in handles if handle.first_post_time is not None]
         return TransferStats(
-            transport=self.publication.link.peer.transport,
-            num_bytes=self.handle.num_bytes,
-            num_puts=self.handle.num_puts,
-            duration_s=0.0 if first is None else max(0.0, done - first),
+            transport=self.publication.link.transport,
+            num_bytes=sum(handle.num_bytes for handle in handles),
+            num_puts=sum(handle.num_puts for handle in handles),
+            duration_s=max(0.0, done - min(began)) if began else 0.0,
             exposed_s=max(0.0, done - self.last_layer_ns / 1e9),
             digest=self.publication.digest,
-            busy_s=self.handle.busy_s,
+            busy_s=max(handle.busy_s for handle in handles),
         )

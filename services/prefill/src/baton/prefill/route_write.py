@@ -1,0 +1,54 @@
+"""What one room writes over one route, from one of our ranks to one of decode's. Not thread safe: the exporter's lock guards it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import numpy as np
+
+from baton.engine.layout import KVLayout
+from baton.engine.types import Extent
+from baton.kvtransfer import Route, SpanArray, WriteHandle, route_spans
+from baton.kvtransfer.routes import own_heads
+from baton.kvtransfer.spans import PageArray
+from baton.workerkit import PageHash
+
+
+@dataclass(slots=True)
+class _Chunk:
+    """Spans of layer 0 for one range of pages: another layer's are the same, some planes further."""
+
+    first: int
+    count: int
+    spans: SpanArray
+
+
+@dataclass(slots=True)
+class RouteWrite:
+    """source, target: layouts of the two ranks' pools. page_hash: of the source rank's pages. doorbell: the slot that this route rings."""
+
+    route: Route
+    handle: WriteHandle
+    source: KVLayout
+    target: KVLayout
+    page_hash: PageHash
+    doorbell: int
+    _chunk: _Chunk | None = None
+
+    def post(self, layer: int, source_pages: PageArray, target_pages: PageArray, first: int, count: int, events: tuple[int, ...]) -> None:
+        """Queues pages [first, first + count) of the prompt. events: of each of our ranks, or none. Raises what the handle's `post` does."""
+        ready = events[self.route.source_rank] if events else None
+        self.handle.post(self._spans(layer, source_pages, target_pages, first, count), ready)
+
+    def _spans(self, layer: int, source_pages: PageArray, target_pages: PageArray, first: int, count: int) -> SpanArray:
+        chunk = self._chunk
+        if chunk is None or (chunk.first, chunk.count) != (first, count):
+            spans = route_spans(self.route, self.source, self.target, 0, source_pages, target_pages, first, count)
+            chunk = self._chunk = _Chunk(first, count, spans)
+        shift = np.array([2 * layer * self.source.plane_bytes, 2 * layer * self.target.plane_bytes, 0], dtype=np.int64)
+        return chunk.spans + shift
+
+    def digest(self, extents: Iterable[Extent], first: int, count: int) -> int:
+        """Of what went over this route: the same bytes in the same order as decode reads them. Takes a while."""
+        return self.page_hash.of(extents, first, count, own_heads(self.route.source_head, self.route.num_heads, self.source))
