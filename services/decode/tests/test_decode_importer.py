@@ -13,12 +13,13 @@ import numpy as np
 import pytest
 
 from baton.decode.importer import Importer
+from baton.decode.inboxes import Inboxes
 from baton.decode.link import PrefillLink
 from baton.decode.sampling import SAMPLE_ONE_IN, DigestSampler
 from baton.engine.layout import KVLayout
 from baton.engine.ports import Freed, ImportEvent, Landed, LandingFailed, Reservation
 from baton.engine.types import Extent, Failure, Request, SamplingParams
-from baton.kvtransfer import STATUS_DECLINED, AgentConfig, Doorbell, digest, open_agent
+from baton.kvtransfer import STATUS_DECLINED, AgentConfig, Doorbell, digest, open_agent, routes
 from baton.wire.v1 import bootstrap_pb2
 from baton.workerkit import DecodePeer, HostPageHash
 from baton.workerkit.runs import digest_runs
@@ -39,8 +40,8 @@ class Decode:
         self.source = self.sender.allocate(LAYOUT.pool_bytes)
         np.frombuffer(self.source.buffer, dtype=np.uint8)[:] = 7
         self.links: dict[str, PrefillLink] = {}
-        page_hash = HostPageHash(LAYOUT, partial(digest, self.region))
-        self.importer = Importer(LAYOUT, page_hash, self, DigestSampler(digests), link_wait_s=5.0, revoke_timeout_s=2.0)  # type: ignore[arg-type]
+        page_hashes = [HostPageHash(LAYOUT, partial(digest, self.region))]
+        self.importer = Importer(LAYOUT, page_hashes, self, DigestSampler(digests), link_wait_s=5.0, revoke_timeout_s=2.0)  # type: ignore[arg-type]
         self.agent.on_doorbell(self.importer.doorbell)
         self.sent: list[bootstrap_pb2.FromDecode] = []
         self.events: list[ImportEvent] = []
@@ -57,7 +58,7 @@ class Decode:
         inbox = self.agent.open_inbox("prefill-1", self.region, num_doorbells)
         self.peer = self.sender.connect(inbox.invitation, self.source)
         key = f"p:1#{id(inbox)}"
-        self.link = PrefillLink(key, "p:1", instance_id, b"", inbox, shares_clock=True, send=self.sent.append)
+        self.link = PrefillLink(key, "p:1", instance_id, b"", Inboxes(key, [inbox]), routes(1, 1, 1), shares_clock=True, send=self.sent.append)
         self.links["p:1"] = self.link
         return self.link
 
@@ -207,14 +208,14 @@ def test_an_abort_that_crosses_a_landing_frees_once(decode) -> None:
 def test_an_abort_while_the_digest_is_computed(make_decode, monkeypatch) -> None:
     decode = make_decode("all")
     hold, inside = threading.Event(), threading.Event()
-    real = decode.importer._check
+    real = decode.importer._compare
 
-    def slow(landing, bell) -> None:
+    def slow(landing) -> None:
         inside.set()
         hold.wait(5)
-        real(landing, bell)
+        real(landing)
 
-    monkeypatch.setattr(decode.importer, "_check", slow)
+    monkeypatch.setattr(decode.importer, "_compare", slow)
     decode.publish(7)
     decode.write(7)
     assert inside.wait(5)
@@ -254,7 +255,7 @@ def test_a_lost_session_quarantines_until_it_is_fenced(decode) -> None:
     assert (decode.failure(7).code, decode.failure(7).origin, decode.failure(7).cause) == ("UNAVAILABLE", "prefill", "prefill_lost")
     decode.connect()  # it is back: another session, other leases
     decode.publish(9)
-    assert not lost.inbox.fence(None), "its connection is open: no proof"
+    assert not lost.inboxes.fence(None), "its connection is open: no proof"
     assert decode.importer.has_leases(lost)
     decode.importer.link_fenced(lost)
     assert decode.names()[3:] == [("Published", 9), ("Freed", 7), ("Freed", 8)]
@@ -323,7 +324,7 @@ def test_a_room_is_single_use(decode) -> None:
 
 
 def test_a_fenced_session_takes_no_publication(decode) -> None:
-    decode.link.inbox.fence(None)
+    decode.link.inboxes.fence(None)
     decode.publish(7)
     assert decode.names() == []
     decode.importer.tick(time.monotonic() + 6)

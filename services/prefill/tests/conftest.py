@@ -13,9 +13,9 @@ import pytest
 from baton.engine.layout import KVLayout
 from baton.engine.ports import ExportEvent
 from baton.engine.types import Extent, Failure, Request, SamplingParams
-from baton.kvtransfer import Agent, AgentConfig, Doorbell, Inbox, Peer, digest, open_agent
+from baton.kvtransfer import Agent, AgentConfig, Doorbell, Inbox, Peer, RankMemories, RankMemory, digest, open_agent, routes
 from baton.prefill.exporter import Exporter
-from baton.prefill.link import DecodeLink
+from baton.prefill.link import DecodeLink, Way
 from baton.prefill.publication import read_publication
 from baton.wire.v1 import bootstrap_pb2, common_pb2
 from baton.workerkit import HostPageHash, PrefillPeer
@@ -37,7 +37,7 @@ class Decode:
         self.failed: list[str] = []
         self.bells: list[Doorbell] = []
         self.agent.on_doorbell(lambda inbox: self.bells.extend(inbox.poll()))
-        self.link = DecodeLink(name, self.peer, TARGET, "xxh3-64", self.told.append, self.failed.append)
+        self.link = DecodeLink(name, [Way(*routes(1, 1, 1), self.peer)], TARGET, "xxh3-64", self.told.append, self.failed.append)
 
     def publish(self, room: int, generation: int = 1, **more: Any) -> Any:
         fields: dict[str, Any] = {"num_tokens": 10, "pages": [common_pb2.Extent(first=20, count=2), common_pb2.Extent(first=3, count=1)]}
@@ -62,9 +62,10 @@ class Prefill:
         self.agent: Any = open_agent(AgentConfig(instance_id="prefill-1", backend="loopback"))
         self.region = self.agent.allocate(SOURCE.pool_bytes)
         np.frombuffer(self.region.buffer, dtype=np.uint8)[:] = np.random.default_rng(3).integers(1, 255, SOURCE.pool_bytes)
-        self.exporter = Exporter(SOURCE, HostPageHash(SOURCE, partial(digest, self.region)), unmatched_timeout_s=5.0, max_unmatched=3)
+        self.exporter = Exporter(SOURCE, [HostPageHash(SOURCE, partial(digest, self.region))], unmatched_timeout_s=5.0, max_unmatched=3)
         self.agent.on_write(self.exporter.write_ended)
         self.layout = SOURCE
+        self.memories = RankMemories((RankMemory(self.agent, self.region),), (self.agent,))
         self.events: list[ExportEvent] = []
         self.wakes = 0
         self.exporter.on_wake(self._woken)

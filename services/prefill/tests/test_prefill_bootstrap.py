@@ -42,9 +42,7 @@ class Session:
 
 @pytest.fixture
 async def served(prefill):
-    servicer = BootstrapServicer(
-        prefill.agent, prefill.exporter, Here("prefill-1", FINGERPRINT, prefill.layout, prefill.region), TicketGate("prefill-1", None)
-    )
+    servicer = BootstrapServicer(prefill.exporter, Here("prefill-1", FINGERPRINT, prefill.layout, prefill.memories), TicketGate("prefill-1", None))
     server = GrpcServer("127.0.0.1", 0, options=SERVER_OPTIONS)
     server.add(bootstrap_pb2_grpc.add_BootstrapServicer_to_server, servicer, "baton.v1.Bootstrap")
     await server.start()

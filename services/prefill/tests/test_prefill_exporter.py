@@ -323,7 +323,7 @@ def test_a_bad_publication_is_named_and_ends_the_room(prefill, more, said) -> No
 
 
 @pytest.mark.parametrize("computed_first", [False, True])
-@pytest.mark.parametrize("wrong", [{"doorbell": 10**6}, {"pages": np.array([20, 10**6, 3])}], ids=["doorbell", "pages"])
+@pytest.mark.parametrize("wrong", [{"doorbells": (10**6,)}, {"pages": np.array([20, 10**6, 3])}], ids=["doorbell", "pages"])
 def test_a_publication_outside_of_its_invitation_ends_its_room_and_nothing_else(prefill, wrong, computed_first) -> None:
     """A decode server that says one number of pages or doorbells and invites to another: no call of the engine may raise."""
     decode = prefill.decode()

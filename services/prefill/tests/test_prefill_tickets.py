@@ -86,7 +86,7 @@ async def open_publisher(prefill):
 
     async def make(keys: Watched[TicketKeys] | None) -> Publisher:
         gate = TicketGate("prefill-1", keys)
-        servicer = BootstrapServicer(prefill.agent, prefill.exporter, Here("prefill-1", FINGERPRINT, prefill.layout, prefill.region), gate)
+        servicer = BootstrapServicer(prefill.exporter, Here("prefill-1", FINGERPRINT, prefill.layout, prefill.memories), gate)
         server = GrpcServer("127.0.0.1", 0, options=SERVER_OPTIONS)
         server.add(bootstrap_pb2_grpc.add_BootstrapServicer_to_server, servicer, "baton.v1.Bootstrap")
         await server.start()

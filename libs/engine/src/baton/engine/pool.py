@@ -51,6 +51,11 @@ class KVPool:
         paged = self.planes.view(layout.num_layers, 2, layout.num_pages, layout.page_size, layout.num_kv_heads, layout.head_dim)
         self._pages = [(layer[0], layer[1]) for layer in paged.unbind(0)]
 
+    @property
+    def parts(self) -> tuple[KVPool, ...]:
+        """The pools of a group's ranks, as of a ShardedPool: this one is whole."""
+        return (self,)
+
     def pages(self, layer: int) -> tuple[Tensor, Tensor]:
         """The layer's keys and values, each [pages, page size, kv heads, head dim]."""
         return self._pages[layer]

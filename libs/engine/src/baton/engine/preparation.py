@@ -66,9 +66,7 @@ class Prepared:
 
     def page_hashes(self, pool: KVPool | ShardedPool | None) -> list[DevicePageHash]:
         """The digests of pages in `device_pool`, one a rank; none where that is None."""
-        if pool is None:
-            return []
-        return [DevicePageHash(part) for part in (pool.parts if isinstance(pool, ShardedPool) else (pool,))]
+        return [] if pool is None else [DevicePageHash(part) for part in pool.parts]
 
     def close(self) -> None:
         """Ends the ranks' threads, where there are any. Idempotent."""

@@ -44,7 +44,7 @@ def routes(num_kv_heads: int, source_degree: int, destination_degree: int) -> tu
     Together they cover every head of every destination rank once. Raises InvalidArgument for a degree that does not divide the heads.
     """
     for name, degree in (("source_degree", source_degree), ("destination_degree", destination_degree)):
-        if degree < 1 or num_kv_heads % degree:
+        if num_kv_heads < 1 or degree < 1 or num_kv_heads % degree:
             raise InvalidArgument(f"{name}={degree} must divide the model's {num_kv_heads} KV heads")
     here, there = num_kv_heads // source_degree, num_kv_heads // destination_degree
     found = []

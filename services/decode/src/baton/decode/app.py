@@ -19,7 +19,7 @@ from baton.decode.peer import Doors
 from baton.decode.peers import PeerSet
 from baton.decode.sampling import DigestSampler
 from baton.engine import EngineError, Role
-from baton.kvtransfer import Agent, AgentConfig, Region, TransferError, digest, open_agent
+from baton.kvtransfer import AgentConfig, RankMemories, TransferError, digest, open_ranks
 from baton.kvtransfer.identity import Identity
 from baton.servicekit import (
     GrpcServer,
@@ -37,11 +37,12 @@ from baton.servicekit import (
 )
 from baton.wire.channel import SERVER_OPTIONS
 from baton.wire.v1 import common_pb2
-from baton.workerkit import Description, EngineHost, HostPageHash, Limits, WorkerFront, as_mapping, fingerprint_to_wire
+from baton.workerkit import Description, EngineHost, HostPageHash, Limits, PageHash, WorkerFront, as_mapping, fingerprint_to_wire
 from baton.workerkit.serving import add_services, engine_lost, serve_until_stopped
 
 if TYPE_CHECKING:
     from baton.engine import Engine, KVPool, Prepared
+    from baton.engine.parallel.pool import ShardedPool
 
 log = get_logger(__name__)
 
@@ -49,6 +50,8 @@ log = get_logger(__name__)
 NUM_PEER_THREADS = 32
 #: How long ended sessions may take to be fenced before the process ends.
 FENCE_TIMEOUT_S = 5.0
+#: Most that one inbox can have.
+MAX_DOORBELLS = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +59,7 @@ class _Model:
     """pool: on the GPU; None on a CPU, where pages lie in the transfer library's memory."""
 
     prepared: Prepared
-    pool: KVPool | None
+    pool: KVPool | ShardedPool | None
     fingerprint: common_pb2.KVFingerprint
 
 
@@ -64,8 +67,7 @@ class _Model:
 class _Receiver:
     """The decode role's half of the transfer: where pages land."""
 
-    agent: Agent
-    region: Region
+    memories: RankMemories
     importer: Importer
     peers: PeerSet
     threads: ThreadPoolExecutor
@@ -78,8 +80,7 @@ class _Receiver:
     def _close(self) -> None:
         self.importer.close()
         self.threads.shutdown(wait=False)
-        self.region.close()
-        self.agent.close()
+        self.memories.close()
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -104,6 +105,7 @@ async def _serve(life: Lifecycle, *, settings: DecodeSettings, instance_id: str,
     async with AsyncExitStack() as undo:
         try:
             loaded = await asyncio.to_thread(_load, settings)
+            undo.push_async_callback(asyncio.to_thread, loaded.prepared.close)
             if settings.role == "decode":
                 receiver = await _open_receiver(life, loaded, settings, instance_id, tls)
                 undo.push_async_callback(receiver.close)
@@ -127,51 +129,46 @@ async def _open_receiver(life: Lifecycle, loaded: _Model, settings: DecodeSettin
         expected_transport=transfer.expected_transport,
         transfer_queues=transfer.transfer_queues,
         fingerprint=as_mapping(loaded.fingerprint),
-        device=settings.engine.cuda_device,
     )
-    layout = loaded.prepared.layout
-    agent = await asyncio.to_thread(open_agent, agent_config)
-    log.info("transfer library", description=agent.description)
-    try:
-        if loaded.pool is None:
-            region = await asyncio.to_thread(agent.allocate, layout.pool_bytes)
-        else:
-            region = await asyncio.to_thread(agent.register, loaded.pool.address, layout.pool_bytes)
-    except TransferError:
-        await asyncio.to_thread(agent.close)
-        raise
+    layout = loaded.prepared.rank_layout
+    addresses = None if loaded.pool is None else [part.address for part in loaded.pool.parts]
+    memories = await asyncio.to_thread(open_ranks, agent_config, settings.engine.transfer_devices(), layout.pool_bytes, addresses)
+    log.info("transfer library", description=memories.agents[0].description, ranks=len(memories.ranks))
     peers = PeerSet(linger_s=settings.peer_linger_s)
-    page_hash = next(iter(loaded.prepared.page_hashes(loaded.pool)), None) or HostPageHash(layout, partial(digest, region))
+    page_hashes: Sequence[PageHash] = loaded.prepared.page_hashes(loaded.pool) or [
+        HostPageHash(layout, partial(digest, region)) for region in memories.regions
+    ]
     importer = Importer(
-        layout, page_hash, peers, DigestSampler(settings.digest), link_wait_s=settings.link_wait_s, revoke_timeout_s=settings.revoke_timeout_s
+        layout, page_hashes, peers, DigestSampler(settings.digest), link_wait_s=settings.link_wait_s, revoke_timeout_s=settings.revoke_timeout_s
     )
-    agent.on_doorbell(importer.doorbell)
+    for agent in memories.agents:
+        agent.on_doorbell(importer.doorbell)
     threads = ThreadPoolExecutor(NUM_PEER_THREADS, thread_name_prefix="prefill-peer")
     doors = Doors(
-        agent=agent,
-        region=region,
+        ranks=memories.ranks,
         leases=importer,
-        hello=make_hello(instance_id, loaded.fingerprint, layout.num_pages, page_hash.name),
-        here=Identity.decode(agent.identity),
+        hello=make_hello(instance_id, loaded.fingerprint, layout.num_pages, page_hashes[0].name),
+        here=Identity.decode(memories.agents[0].identity),
         tls=tls,
-        num_doorbells=settings.engine.max_rooms,
+        # Each rank of a prefill server rings its own, and has one of our KV heads at least.
+        num_doorbells=min(settings.engine.max_rooms * layout.num_kv_heads, MAX_DOORBELLS),
         threads=threads,
         fatal=life.fail,
         changed=peers.changed,
     )
     peers.open(doors)
-    return _Receiver(agent, region, importer, peers, threads)
+    return _Receiver(memories, importer, peers, threads)
 
 
 def _make_engine(loaded: _Model, receiver: _Receiver | None) -> Engine:
     from baton.engine import Engine
 
-    prepared = loaded.prepared
+    prepared, pool = loaded.prepared, loaded.pool
     if receiver is None:
-        engine = Engine(Role.PLAIN, prepared.model, prepared.config, pool=loaded.pool)
+        engine = Engine(Role.PLAIN, prepared.model, prepared.config, pool=pool)
     else:
-        buffer = receiver.region.buffer if loaded.pool is None else None
-        engine = Engine(Role.DECODE, prepared.model, prepared.config, buffer=buffer, pool=loaded.pool, importer=receiver.importer)
+        pool = pool or prepared.host_pool([region.buffer for region in receiver.memories.regions])
+        engine = Engine(Role.DECODE, prepared.model, prepared.config, pool=pool, importer=receiver.importer)
     engine.warm_up()
     return engine
 

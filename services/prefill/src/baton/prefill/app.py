@@ -11,8 +11,8 @@ from functools import partial
 from importlib.metadata import version
 from typing import TYPE_CHECKING
 
-from baton.engine import EngineError, Role
-from baton.kvtransfer import Agent, AgentConfig, Region, TransferError, digest, open_agent
+from baton.engine import EngineError, KVLayout, Role
+from baton.kvtransfer import AgentConfig, RankMemories, TransferError, digest, open_ranks
 from baton.prefill.bootstrap import BootstrapServicer, Here
 from baton.prefill.config import PrefillSettings, load_settings
 from baton.prefill.exporter import Exporter
@@ -35,7 +35,7 @@ from baton.servicekit import (
 from baton.wire.channel import SERVER_OPTIONS
 from baton.wire.ticket import TicketKeys
 from baton.wire.v1 import bootstrap_pb2_grpc, common_pb2
-from baton.workerkit import Description, EngineHost, HostPageHash, Limits, WorkerFront, as_mapping, fingerprint_to_wire
+from baton.workerkit import Description, EngineHost, HostPageHash, Limits, PageHash, WorkerFront, as_mapping, fingerprint_to_wire
 from baton.workerkit.serving import add_services, engine_lost, serve_until_stopped
 
 if TYPE_CHECKING:
@@ -48,8 +48,8 @@ log = get_logger(__name__)
 class _Machine:
     """What takes long to make, before anything is served."""
 
-    agent: Agent
-    region: Region
+    memories: RankMemories
+    rank_layout: KVLayout
     exporter: Exporter
     engine: Engine
     fingerprint: common_pb2.KVFingerprint
@@ -88,34 +88,32 @@ def _build(settings: PrefillSettings, instance_id: str, undo: ExitStack) -> _Mac
     """Loads the model and puts its KV pool into memory that peers can be written from. Blocks for seconds. `undo` gets what is to be closed,
     also when something here raises."""
     prepared = settings.engine.prepare(Role.PREFILL)
+    undo.callback(prepared.close)
     from baton.engine import Engine  # torch takes seconds to import: --help and a bad setting need not wait for it
 
     mark = fingerprint_to_wire(settings.engine.fingerprint(prepared))
     transfer = settings.transfer
-    agent = open_agent(
-        AgentConfig(
-            instance_id=instance_id,
-            transport=transfer.transport,
-            expected_transport=transfer.expected_transport,
-            transfer_queues=transfer.transfer_queues,
-            fingerprint=as_mapping(mark),
-            device=settings.engine.cuda_device,
-        )
+    config = AgentConfig(
+        instance_id=instance_id,
+        transport=transfer.transport,
+        expected_transport=transfer.expected_transport,
+        transfer_queues=transfer.transfer_queues,
+        fingerprint=as_mapping(mark),
     )
-    undo.callback(agent.close)
-    log.info("transfer library", description=agent.description)
-    layout, pool = prepared.layout, prepared.device_pool()
-    region = agent.allocate(layout.pool_bytes) if pool is None else agent.register(pool.address, layout.pool_bytes)
-    undo.callback(region.close)
-    page_hash = next(iter(prepared.page_hashes(pool)), None) or HostPageHash(layout, partial(digest, region))
+    layout, pool = prepared.rank_layout, prepared.device_pool()
+    addresses = None if pool is None else [part.address for part in pool.parts]
+    memories = open_ranks(config, settings.engine.transfer_devices(), layout.pool_bytes, addresses)
+    undo.callback(memories.close)
+    log.info("transfer library", description=memories.agents[0].description, ranks=len(memories.ranks))
+    page_hashes: Sequence[PageHash] = prepared.page_hashes(pool) or [HostPageHash(layout, partial(digest, region)) for region in memories.regions]
     exporter = Exporter(
-        layout, page_hash, unmatched_timeout_s=settings.unmatched_timeout_s, max_unmatched=settings.max_unmatched, layerwise=settings.layerwise
+        layout, page_hashes, unmatched_timeout_s=settings.unmatched_timeout_s, max_unmatched=settings.max_unmatched, layerwise=settings.layerwise
     )
     undo.callback(exporter.close)
-    buffer = region.buffer if pool is None else None
-    engine = Engine(Role.PREFILL, prepared.model, prepared.config, buffer=buffer, pool=pool, exporter=exporter)
+    pool = pool or prepared.host_pool([region.buffer for region in memories.regions])
+    engine = Engine(Role.PREFILL, prepared.model, prepared.config, pool=pool, exporter=exporter)
     engine.warm_up()
-    return _Machine(agent, region, exporter, engine, mark, prepared.model.config.vocab_size)
+    return _Machine(memories, layout, exporter, engine, mark, prepared.model.config.vocab_size)
 
 
 async def _serve_machine(life: Lifecycle, machine: _Machine, settings: PrefillSettings, instance_id: str, tracing: Tracing) -> None:
@@ -124,8 +122,8 @@ async def _serve_machine(life: Lifecycle, machine: _Machine, settings: PrefillSe
     secrets = None
     if settings.ticket_secret_file is not None:
         secrets = watch_secrets("--ticket-secret-file", settings.ticket_secret_file, TicketKeys)
-    here = Here(instance_id, machine.fingerprint, engine.layout, machine.region)
-    bootstrap = BootstrapServicer(machine.agent, machine.exporter, here, TicketGate(instance_id, secrets))
+    here = Here(instance_id, machine.fingerprint, machine.rank_layout, machine.memories)
+    bootstrap = BootstrapServicer(machine.exporter, here, TicketGate(instance_id, secrets))
     bootstrap_server = GrpcServer(listen.host, settings.bootstrap_port, tls=tls, options=SERVER_OPTIONS, port_flag="--bootstrap-port")
     bootstrap_server.add(bootstrap_pb2_grpc.add_BootstrapServicer_to_server, bootstrap, "baton.v1.Bootstrap")
     server = GrpcServer(listen.host, listen.port, tls=tls, options=SERVER_OPTIONS)

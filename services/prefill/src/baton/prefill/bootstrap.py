@@ -165,9 +165,10 @@ class BootstrapServicer(bootstrap_pb2_grpc.BootstrapServicer):
         """Opens the way into decode's pages and measures it; the verdict tells decode that it may publish."""
         loop = asyncio.get_running_loop()
         began = time.monotonic()
+        num_kv_heads = self._here.layout.num_kv_heads * self._here.degree  # decode's too: the fingerprints agree
         try:
             degree, invitations = _ranks_of(hello)
-            every = routes(hello.fingerprint.num_kv_heads, self._here.degree, degree)
+            every = routes(num_kv_heads, self._here.degree, degree)
             session.connecting = loop.run_in_executor(self._threads, open_ways, every, self._here.memories.ranks, invitations)
             session.ways = await asyncio.shield(session.connecting)
             points = await loop.run_in_executor(self._threads, probe_ways, session.ways)
@@ -175,7 +176,7 @@ class BootstrapServicer(bootstrap_pb2_grpc.BootstrapServicer):
             log.error("no way to decode", peer=hello.instance_id, error=str(error))
             await _refuse(context, _code(error), f"prefill {self._here.instance_id} cannot write to decode {hello.instance_id}: {error}")
         ours = self._here.layout
-        layout = replace(ours, num_kv_heads=hello.fingerprint.num_kv_heads // degree, num_pages=hello.num_pages)
+        layout = replace(ours, num_kv_heads=num_kv_heads // degree, num_pages=hello.num_pages)
         link = DecodeLink(hello.instance_id, session.ways, layout, hello.page_hash, session.send, session.fail)
         verdict = bootstrap_pb2.PeerVerdict(transport=link.transport)
         for point in points:
