@@ -21,12 +21,12 @@ from baton.gateway.errors import RequestError
 from baton.gateway.http.body import parse_json_object
 from baton.gateway.http.parse import parse_chat, parse_completion
 from baton.gateway.sampling import check_ranges, fill
-from baton.kvtransfer import Doorbell, IncompatiblePeer, InvalidArgument
+from baton.kvtransfer import Doorbell, IncompatiblePeer, InvalidArgument, routes
 from baton.kvtransfer import doorbell as records
 from baton.kvtransfer.identity import Identity
 from baton.kvtransfer.invitation import Invitation, Window
 from baton.prefill.errors import BadPublicationError, TicketRefusedError
-from baton.prefill.link import DecodeLink
+from baton.prefill.link import DecodeLink, Way
 from baton.prefill.publication import read_publication
 from baton.prefill.ticket_gate import TicketGate
 from baton.wire import ticket as tickets
@@ -39,7 +39,8 @@ from baton.workerkit.intake import take
 
 NONCE = 77
 LAYOUT = KVLayout(num_layers=2, num_kv_heads=1, head_dim=4, page_size=4, num_pages=32, itemsize=4)
-LINK = DecodeLink("decode-1", None, LAYOUT, "xxh3-64", lambda message: None, lambda reason: None)  # type: ignore[arg-type]
+ONLY_WAY = Way(*routes(1, 1, 1), peer=None)  # type: ignore[arg-type]  # nothing is written
+LINK = DecodeLink("decode-1", [ONLY_WAY], LAYOUT, "xxh3-64", lambda message: None, lambda reason: None)
 LIMITS = Limits(Role.PREFILL, vocab_size=1000, max_model_len=512, num_pages=64, page_size=16)
 KEYS = TicketKeys([b"s" * 32])
 GATE = TicketGate("prefill-1", None)

@@ -85,7 +85,7 @@ async def talk(channel: grpc.aio.Channel, raw: Sequence[bytes]) -> grpc.StatusCo
 @pytest.mark.timeout(900)
 async def test_any_conversation(prefill) -> None:
     gate = TicketGate("prefill-1", None)
-    servicer = BootstrapServicer(prefill.agent, prefill.exporter, Here("prefill-1", FINGERPRINT, prefill.layout, prefill.region), gate)
+    servicer = BootstrapServicer(prefill.exporter, Here("prefill-1", FINGERPRINT, prefill.layout, prefill.memories), gate)
     server = GrpcServer("127.0.0.1", 0, options=SERVER_OPTIONS)
     server.add(bootstrap_pb2_grpc.add_BootstrapServicer_to_server, servicer, "baton.v1.Bootstrap")
     await server.start()
