@@ -28,6 +28,7 @@ NUM_TOKENS = 24
 LONG = 900
 NUM_ROUTES = 4
 CHUNK = 128
+NUM_PAGES = 512
 
 
 @dataclass
@@ -92,8 +93,8 @@ class Client:
 def fleet(model_path: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
     fleet = Fleet(model_path, tmp_path_factory.mktemp("recompute"))
     for _ in range(2):
-        fleet.prefill("--transport", "shm", "--max-batched-tokens", str(CHUNK))
-        fleet.decode("--transport", "shm", "--digest", "all")
+        fleet.prefill("--transport", "shm", "--num-pages", str(NUM_PAGES), "--max-batched-tokens", str(CHUNK))
+        fleet.decode("--transport", "shm", "--num-pages", str(NUM_PAGES), "--digest", "all")
     fleet.start("--kv-load-failure-policy", "recompute")
     whole_again(fleet)
     yield fleet

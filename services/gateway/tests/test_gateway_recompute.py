@@ -344,3 +344,33 @@ async def test_the_deadline_is_the_first_ones(stack_of: StackOf) -> None:
     assert (code, failure.cause, failure.allowed_ms) == (grpc.StatusCode.DEADLINE_EXCEEDED, "deadline", 1000)
     assert stream.later_starts()
     await stack.settled()
+
+
+async def test_overload_of_prefill_is_no_work_for_decode(stack_of: StackOf) -> None:
+    stack = await two_by_two(stack_of, prefill=1, decode=1)
+    stream = await Stream(stack).begin()
+    stream.prefill.fail(stream.first.room, grpc.StatusCode.RESOURCE_EXHAUSTED, "too_many_rooms")
+    code, failure = await failure_of(stream.call)
+    assert (code, failure.cause) == (grpc.StatusCode.RESOURCE_EXHAUSTED, "too_many_rooms")
+    assert not stream.later_starts()
+    await stack.settled()
+
+
+async def test_a_frozen_server_is_left_as_soon_as_there_is_somewhere_to_go(stack_of: StackOf) -> None:
+    """Both decode servers stand still at first; the other one comes back."""
+    stack = await two_by_two(stack_of, prefill=1, silence_limit_s=0.5)
+    stream = await Stream(stack).begin()
+    await stream.speak(2)
+    servers = [worker for worker in stack.workers if worker.role == "decode"]
+    for worker in servers:
+        worker.freeze()
+    await eventually(lambda: sum(worker.silent for worker in stack.gateway.fleet.workers) == 2)
+    assert stack.gateway.rooms._rooms[stream.first.room].failure is None
+    stack.script(by_the_book, by_the_book)
+    (other,) = [worker for worker in servers if worker is not stream.decode]
+    other.thaw()
+    last = await stream.rest()
+    assert stream.ids == stream.answer
+    assert last.report.decode_instance == other.instance_id
+    stream.decode.thaw()
+    await stack.settled()

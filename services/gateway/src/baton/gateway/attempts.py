@@ -14,7 +14,7 @@ from baton.gateway.errors import GatewayError, RoomFailedError
 from baton.gateway.fleet import Fleet, Route, trusted
 from baton.gateway.live_room import LiveRoom
 from baton.gateway.local_prefill import local_routes
-from baton.gateway.retry import FailedAttempt, RetryPolicy, backoff_s
+from baton.gateway.retry import FailedAttempt, RetryPolicy, backoff_s, is_overload
 from baton.wire.status import origin_name, stage_name
 from baton.wire.v1 import common_pb2
 
@@ -93,7 +93,8 @@ class Attempts:
             same = [route for route in alone if route.instances[0] == self.room.passage.decode_instance]
             if trusted(same, time.monotonic()):
                 return same
-        return self._open_to(self._fleet.routes, failure) or alone
+        # What overloaded prefill servers do not take is no work for decode servers.
+        return self._open_to(self._fleet.routes, failure) or ([] if is_overload(failure) else alone)
 
     def _open_to(self, routes: Sequence[Route], failure: common_pb2.Failure) -> list[Route]:
         attempts = [*self.failed, self._attempt(failure)]

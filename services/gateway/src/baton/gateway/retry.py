@@ -64,7 +64,11 @@ class RetryPolicy:
 
 def is_chargeable(failure: common_pb2.Failure) -> bool:
     """Whether it speaks against the server's health. Overload does not."""
-    return is_retryable(failure) and status_code(failure.code) is not grpc.StatusCode.RESOURCE_EXHAUSTED
+    return is_retryable(failure) and not is_overload(failure)
+
+
+def is_overload(failure: common_pb2.Failure) -> bool:
+    return status_code(failure.code) is grpc.StatusCode.RESOURCE_EXHAUSTED
 
 
 def backoff_s(num_failed: int) -> float:
