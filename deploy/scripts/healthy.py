@@ -66,8 +66,8 @@ def check(address: str, options: argparse.Namespace) -> None:
         try:
             answer: bytes = call(b"", timeout=options.timeout_s)
         except grpc.RpcError as error:
-            assert isinstance(error, grpc.Call)
-            raise NotHealthyError(f"{address} does not answer: {error.code().name}: {error.details()}") from None
+            code, details = (error.code().name, error.details()) if isinstance(error, grpc.Call) else ("UNKNOWN", str(error))
+            raise NotHealthyError(f"{address} does not answer: {code}: {details}") from None
     if answer != _SERVING:
         raise NotHealthyError(f"{address} says {_STATES.get(answer, repr(answer))}")
 

@@ -29,11 +29,12 @@ def why_not() -> str:
     tried = subprocess.run(["ip", "netns", "add", name], capture_output=True, text=True, check=False)
     if tried.returncode:
         return f"network namespaces cannot be made here: {tried.stderr.strip()}"
-    _ip("netns", "del", name)
+    ip("netns", "del", name)
     return ""
 
 
-def _ip(*words: str) -> None:
+def ip(*words: str) -> None:
+    """Fails with what `ip` says."""
     done = subprocess.run(["ip", *words], capture_output=True, text=True, check=False)
     assert done.returncode == 0, f"ip {' '.join(words)}: {done.stderr.strip()}"
 
@@ -49,9 +50,9 @@ class Net:
     def __enter__(self) -> Self:
         try:
             for party in PARTIES:
-                _ip("netns", "add", self.namespace(party))
-                _ip("-n", self.namespace(party), "link", "set", "lo", "up")
-                _ip("-n", self.namespace(party), "addr", "add", f"{self.address(party)}/32", "dev", "lo")
+                ip("netns", "add", self.namespace(party))
+                ip("-n", self.namespace(party), "link", "set", "lo", "up")
+                ip("-n", self.namespace(party), "addr", "add", f"{self.address(party)}/32", "dev", "lo")
             for number, wire in enumerate(WIRES):
                 self._lay(wire, number)
             for number, party in enumerate(PARTIES[1:]):
@@ -82,29 +83,34 @@ class Net:
 
     def cut(self, wire: str) -> None:
         for (namespace, card, _), (_, _, other) in (self._cards[wire], self._cards[wire][::-1]):
-            _ip("-n", namespace, "neigh", "replace", other, "lladdr", _NOBODY, "dev", card, "nud", "permanent")
+            ip("-n", namespace, "neigh", "replace", other, "lladdr", _NOBODY, "dev", card, "nud", "permanent")
 
     def heal(self, wire: str) -> None:
         for (namespace, card, _), (_, _, other) in (self._cards[wire], self._cards[wire][::-1]):
-            _ip("-n", namespace, "neigh", "del", other, "dev", card)
+            ip("-n", namespace, "neigh", "del", other, "dev", card)
+
+    def _make_cards(self, wire: str, ends: list[str]) -> list[str]:
+        """Two cards, each in its party's namespace, that reach one another; a kind of wire of its own overrides this."""
+        cards = [self.card(wire, party or "root") for party in ends]
+        ip("link", "add", cards[0], "type", "veth", "peer", "name", cards[1])
+        for party, card in zip(ends, cards, strict=True):
+            if party:
+                ip("link", "set", card, "netns", self.namespace(party))
+        return cards
 
     def _lay(self, wire: str, number: int) -> None:
         """A wire between two parties, or ("-party") between this process's own namespace and a party."""
         ends = wire.split("-")
-        cards = [self.card(wire, party or "root") for party in ends]
         addresses = [f"{self._block}.{number}.{host}" for host in (1, 2)]
-        _ip("link", "add", cards[0], "type", "veth", "peer", "name", cards[1])
         laid = []
-        for party, card, address in zip(ends, cards, addresses, strict=True):
+        for party, card, address in zip(ends, self._make_cards(wire, ends), addresses, strict=True):
             where = ["-n", self.namespace(party)] if party else []
-            if party:
-                _ip("link", "set", card, "netns", self.namespace(party))
-            _ip(*where, "addr", "add", f"{address}/30", "dev", card)
-            _ip(*where, "link", "set", card, "up")
+            ip(*where, "addr", "add", f"{address}/30", "dev", card)
+            ip(*where, "link", "set", card, "up")
             laid.append((self.namespace(party) if party else "", card, address))
         self._cards[wire] = (laid[0], laid[1])
         for (party, _), (near, far) in zip(pairwise([*ends, ends[0]]), (laid, laid[::-1]), strict=True):
             other = ends[1 - ends.index(party)]
             if other:
                 where = ["-n", near[0]] if near[0] else []
-                _ip(*where, "route", "add", f"{self.address(other)}/32", "via", far[2], "dev", near[1])
+                ip(*where, "route", "add", f"{self.address(other)}/32", "via", far[2], "dev", near[1])

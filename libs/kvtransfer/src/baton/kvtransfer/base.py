@@ -155,8 +155,8 @@ class Peer(ABC):
 
     @abstractmethod
     def probe(self) -> list[ProbePoint]:
-        """Measures 64 KiB, 1 MiB and 64 MiB (as far as the receiver's scratch memory reaches) each way. Blocks up to probe_timeout_s; raises
-        PeerUnreachable after that."""
+        """Measures 64 KiB, 1 MiB and 64 MiB each way, as far as the receiver's scratch memory reaches and a slow wire lets them be over in
+        time. Blocks up to probe_timeout_s for each; raises PeerUnreachable after that."""
 
     @abstractmethod
     def close(self) -> None:
