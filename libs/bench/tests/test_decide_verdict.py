@@ -31,7 +31,7 @@ def test_the_split_wins_where_it_carries_more() -> None:
 def test_it_says_so_when_the_split_loses() -> None:
     verdict = judge(of_limits(1.0, 3.0, 2.0))
     assert (verdict.outcome, verdict.recommended) == ("copies", "copies")
-    assert verdict.headline.startswith("The split loses. 2 copies carry")
+    assert verdict.headline.startswith("The split loses: 2 copies carry")
 
 
 def test_one_server_wins_where_more_of_them_carry_no_more() -> None:
@@ -195,6 +195,8 @@ class TestDiagnoses:
     def test_a_busy_machine_and_a_shared_device(self) -> None:
         text = self.said(machine=Machine("a cpu", 2, 1, "Linux", (), {}, 4.0), shared_device=True)
         assert "load average 4.0" in text
+        busy = of_limits(1.0, 2.0, 3.0, machine=Machine("a cpu", 2, 1, "Linux", (), {}, 4.0))
+        assert judge(busy).headline.endswith("repeat this when it is calm.")
         assert "servers share a device" in text
 
 

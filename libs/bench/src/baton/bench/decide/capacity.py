@@ -31,15 +31,18 @@ class Curve:
         good = [float(sum(num_good for num_good, _ in cells)) for cells in self.cells]
         return _shares(np.asarray([good]), np.asarray([asked]))
 
-    def resampled(self, draw: np.random.Generator) -> tuple[Draws, Draws]:
-        """The same in NUM_RESAMPLES rows: cells drawn with replacement, and requests within them, for a share of 1 of few requests is not certain."""
+    def resampled(self, draw: np.random.Generator, spread: float) -> tuple[Draws, Draws]:
+        """The same in NUM_RESAMPLES rows: cells drawn with replacement, and requests within them, for a share of 1 of few requests is not certain.
+
+        `spread`: how many times more cells differ than their requests alone explain; so many requests say as much as one."""
         good, asked = [], []
         for cells in self.cells:
             num_good, num = np.asarray(cells, dtype=np.int64).T
             picks = draw.integers(len(cells), size=(NUM_RESAMPLES, len(cells)))
-            drawn = draw.binomial(num[picks], ((num_good + 0.5) / (num + 1))[picks])
+            telling = np.maximum(1, np.rint(num / spread)).astype(np.int64)[picks]
+            drawn = draw.binomial(telling, ((num_good + 0.5) / (num + 1))[picks])
             good.append(drawn.sum(axis=1))
-            asked.append(num[picks].sum(axis=1))
+            asked.append(telling.sum(axis=1))
         return _shares(np.asarray(good, dtype=np.float64).T, np.asarray(asked, dtype=np.float64).T)
 
 
@@ -79,9 +82,23 @@ def crossing_rps(rates_rps: Sequence[float], shares: Draws, attainment: float) -
     return found
 
 
-def draws_of(curve: Curve, attainment: float, seed: int) -> Draws:
+def spread_of(curves: Sequence[Curve]) -> float:
+    """How many times more cells differ from falling curves than requests that are good or bad each for itself would make them differ (Pearson's
+    chi-square over its degrees of freedom, of all topologies together: what disturbs one disturbs all). At least 1."""
+    chi_square, freedom = 0.0, 0
+    for curve in curves:
+        fitted = falling(*curve.shares())[0]
+        freedom += sum(map(len, curve.cells)) - len(np.unique(np.round(fitted, 9)))
+        for share, cells in zip(fitted, curve.cells, strict=True):
+            for num_good, num in cells:
+                if 0 < share < 1:
+                    chi_square += (num_good - num * share) ** 2 / (num * share * (1 - share))
+    return max(1.0, chi_square / freedom) if freedom > 0 else 1.0
+
+
+def draws_of(curve: Curve, attainment: float, seed: int, spread: float = 1.0) -> Draws:
     """Capacity in every resample."""
-    return crossing_rps(curve.rates_rps, falling(*curve.resampled(np.random.default_rng(seed))), attainment)
+    return crossing_rps(curve.rates_rps, falling(*curve.resampled(np.random.default_rng(seed), spread)), attainment)
 
 
 def capacity_of(topology: str, cells: Sequence[Cell], attainment: float, draws: Draws) -> Capacity:

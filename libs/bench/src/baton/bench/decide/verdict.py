@@ -4,12 +4,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
-from baton.bench.decide.capacity import Curve, Draws, capacity_of, contest, draws_of
-from baton.bench.decide.diagnoses import diagnose
+from baton.bench.decide.capacity import Curve, Draws, capacity_of, contest, draws_of, spread_of
+from baton.bench.decide.diagnoses import BUSY_LOAD, diagnose
 from baton.bench.decide.reasons import carries, evidence, of_load, ratio_words, sizing, words_of
 from baton.bench.decide.record import Capacity, Contest, DecideRecord, Outcome, Topology, Verdict
 
 SEED = 20_26
+BUSY = " But the machine was busy with other work: repeat this when it is calm."
 #: From simple to complex: each must earn its place against the one before.
 ORDER = ("one", "copies", "split")
 
@@ -27,7 +28,9 @@ def judge(record: DecideRecord) -> Verdict:
     diagnoses = diagnose(record)
     measured = [topology for topology in record.topologies if record.cells_of(topology.name)]
     attainment = record.targets.attainment
-    draws = {topology.name: draws_of(Curve.of(record.cells_of(topology.name)), attainment, SEED + place) for place, topology in enumerate(measured)}
+    curves = {topology.name: Curve.of(record.cells_of(topology.name)) for topology in measured}
+    spread = spread_of(list(curves.values()))
+    draws = {name: draws_of(curve, attainment, SEED + place, spread) for place, (name, curve) in enumerate(curves.items())}
     capacities = {name: capacity_of(name, record.cells_of(name), attainment, found) for name, found in draws.items()}
     if record.equality.different:
         different = ", ".join(record.equality.different)
@@ -41,8 +44,11 @@ def judge(record: DecideRecord) -> Verdict:
     return Verdict(
         outcome=choice.outcome,
         recommended=choice.recommended,
-        headline=choice.headline,
-        reasons=tuple(evidence(record, capacities)),
+        headline=choice.headline + (BUSY if record.machine.load_average > BUSY_LOAD else ""),
+        reasons=(
+            *evidence(record, capacities),
+            f"cells differ {spread:.1f} times as much as their requests alone would make them (in the intervals)",
+        ),
         sizing=tuple(sizing(record, capacities, draws)),
         diagnoses=tuple(diagnoses),
         capacities=tuple(capacities.values()),
@@ -87,7 +93,7 @@ def _headline(record: DecideRecord, champion: Topology, capacities: Mapping[str,
     lost = [found for found in contests if found.baseline == champion.name]
     losers = "; ".join(f"{carries(record, found.subject)} {ratio_words(found)} that" for found in lost)
     split_lost = any(record.topology(found.subject).kind == "split" for found in lost)
-    return f"{'The split loses. ' if split_lost else ''}{mine}{'; ' + losers if losers else ''}."
+    return f"{'The split loses: ' if split_lost else ''}{mine}{'; ' + losers if losers else ''}."
 
 
 def _none(record: DecideRecord, field: Sequence[Topology], capacities: Mapping[str, Capacity]) -> Choice:
