@@ -63,7 +63,7 @@ class Worker:
         self.service = Service(self.spec, self.run_dir, DRAIN_S)
         return self
 
-    def wait_ready(self) -> Worker:
+    def wait_ready(self, timeout_s: float = START_S) -> Worker:
         service = self.running
 
         def is_ready() -> bool:
@@ -71,7 +71,7 @@ class Worker:
             self.record = service.ready()
             return self.record is not None
 
-        wait_for(is_ready, START_S, lambda: f"{self.spec.name} ready: {service.last_lines()}")
+        wait_for(is_ready, timeout_s, lambda: f"{self.spec.name} ready: {service.last_lines()}")
         return self
 
     @property

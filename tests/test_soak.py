@@ -31,7 +31,7 @@ async def test_every_kind_of_process_is_killed_under_512_clients(model_path: Pat
         raise
     said = disturbed.judgement
     assert said.total >= NUM_CLIENTS
-    assert said.right > said.total / 2, f"{said.right} of {said.total} answered, failed: {said.failed}"
+    assert said.right > NUM_CLIENTS / 2, f"{said.right} of {said.total} answered, failed: {said.failed}"
     assert [what for what, _ in disturbed.away_s] == [str(restart) for restart in KILLED if restart.kind != "etcd" or house.etcd is not None]
     house.close()
 

@@ -16,6 +16,8 @@ from soak.house import Held, House
 GRACE_S = 5.0
 ETCD_AWAY_S = 2.0
 QUIET_WITHIN_S = 60.0
+#: While all the others are at work under hundreds of clients.
+STARTS_WITHIN_S = 300.0
 #: What may be there more than at the first checkpoint: threads and connections that are made when they are first needed.
 MORE_DESCRIPTORS = 8
 MORE_THREADS = 8
@@ -176,7 +178,7 @@ def restart_one(worker: Worker, how: signal.Signals) -> None:
         worker.kill()
     else:
         worker.stop()
-    worker.start().wait_ready()
+    worker.start().wait_ready(STARTS_WITHIN_S)
 
 
 def assert_named(judgement: Judgement) -> None:

@@ -252,8 +252,8 @@ def _answers() -> Schema:
     count = {"type": "integer", "minimum": 0}
     text = {"type": "string"}
     said = _object(role={"const": "assistant"}, content=text, refusal={"type": "null"})
-    head = {"id": text, "created": count, "model": text, "usage": _ref("Usage")}
-    index = {"index": {"const": 0}, "logprobs": {"type": "null"}, "finish_reason": finish}
+    head: Schema = {"id": text, "created": count, "model": text, "usage": _ref("Usage")}
+    index: Schema = {"index": {"const": 0}, "logprobs": {"type": "null"}, "finish_reason": finish}
     return {
         "ChatCompletion": _object(object={"const": "chat.completion"}, choices=_one(_object(message=said, **index)), **head),
         "Completion": _object(object={"const": "text_completion"}, choices=_one(_object(text=text, **index)), **head),
