@@ -74,6 +74,7 @@ class Gateway:
         self._changes: asyncio.Queue[bool] = asyncio.Queue()
         self._tasks: list[asyncio.Task[None]] = []
         self._tls = TlsFiles(settings.tls)
+        self._front_tls = TlsFiles(settings.front_tls)
         #: Files that are read again when they change.
         self._watched: list[Watched[Any]] = []
         self.rooms = RoomTable(settings.max_rooms)
@@ -106,7 +107,7 @@ class Gateway:
             tracer=tracing.tracer("baton.gateway"),
         )
         options = dict(SERVER_OPTIONS) | grpc_limits(settings)
-        self.grpc = GrpcServer(settings.listen.host, settings.listen.port, tls=self._tls, options=[*options.items()])
+        self.grpc = GrpcServer(settings.listen.host, settings.listen.port, tls=self._front_tls, options=[*options.items()])
         doorkeeper = self.doorkeeper = self._doorkeeper()
         self.grpc.add(register, InferenceServicer(inference, doorkeeper), SERVICE)
         self.discovery.serve(self.grpc, doorkeeper)
@@ -118,7 +119,7 @@ class Gateway:
             doorkeeper=doorkeeper,
             body_timeout_s=settings.http_body_timeout_s,
         )
-        self.http = HttpServer(front.app(), settings.http_address_host, settings.http_port, self._tls, http_limits(settings))
+        self.http = HttpServer(front.app(), settings.http_address_host, settings.http_port, self._front_tls, http_limits(settings))
 
     def _doorkeeper(self) -> Doorkeeper:
         settings, keys = self._settings, None
@@ -165,7 +166,7 @@ class Gateway:
         self._tasks = [asyncio.create_task(part, name="discovery") for part in self.discovery.start()]
         self._tasks.append(asyncio.create_task(self._follow_fleet(), name="health"))
         self._tasks += [asyncio.create_task(watched.run(), name=f"clock of {watched.what}") for watched in [*self._watched, *self.discovery.watched]]
-        self._tasks.append(asyncio.create_task(self._tls.run(), name="clock of TLS files"))
+        self._tasks += [asyncio.create_task(files.run(), name="clock of TLS files") for files in (self._tls, self._front_tls)]
         for task in self._tasks:
             task.add_done_callback(self._task_ended)
         return {"grpc": self._advertised_grpc(), "http": join_address(self._advertised_http_host(), self.http.port)}

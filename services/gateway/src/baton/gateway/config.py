@@ -22,6 +22,8 @@ class GatewaySettings(ServiceSettings):
     log: LogSettings = LogSettings()
     traces: TraceSettings = TraceSettings()
     tls: TlsSettings = TlsSettings()
+    client_ca_file: Path | None = Field(default=None, description="PEM certificates that sign clients' ones; --tls-ca-file when not set.")
+    client_certificates: bool = Field(default=True, description="Whether clients must show a certificate, where a file says who signs them.")
     http_host: str | None = Field(default=None, description="Address of the OpenAI endpoints; --host when not set.")
     http_port: int = Field(default=8000, ge=0, le=65535, description="Port of the OpenAI endpoints; 0 lets the system choose.")
 
@@ -138,6 +140,18 @@ class GatewaySettings(ServiceSettings):
                 "set --registration-key-file"
             )
         return self
+
+    @model_validator(mode="after")
+    def _check_client_tls(self) -> GatewaySettings:
+        if self.client_ca_file is not None and self.tls.cert_file is None:
+            raise ValueError("--client-ca-file is set and --tls-cert-file is not: clients show certificates over TLS only")
+        return self
+
+    @property
+    def front_tls(self) -> TlsSettings:
+        """TLS of the ports that clients come to. Another authority for clients keeps them from passing for a gateway before workers."""
+        ca_file = (self.client_ca_file or self.tls.ca_file) if self.client_certificates else None
+        return self.tls.model_copy(update={"ca_file": ca_file})
 
     @property
     def served_name(self) -> str:

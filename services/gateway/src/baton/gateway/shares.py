@@ -48,7 +48,7 @@ class Shares:
         if limits.requests_per_minute is not None and len(account.begun) >= limits.requests_per_minute:
             wait_s = account.begun[-limits.requests_per_minute] + MINUTE_S - now
             text = f"has begun {len(account.begun)} requests in the last minute, its limit is {limits.requests_per_minute}: wait {wait_s:.1f} s"
-            raise self._refused(caller, "key_rate", text, math.floor(wait_s) + 1)
+            raise self._refused(caller, "key_rate", text, math.floor(wait_s + 1e-6) + 1)
 
     def _refused(self, caller: Caller, cause: str, text: str, retry_after_s: int = 1) -> KeyLimitError:
         self.counters[cause] += 1
