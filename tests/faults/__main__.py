@@ -40,19 +40,21 @@ def main() -> int:
         print(f"the table cannot be made: {reason}", file=sys.stderr)
         return 2
     seen: list[Outcome] = []
+    keep = options.merge or bool(options.only)
+    before = read() if DOCUMENT.exists() and (keep or options.check) else {}
     cells = chosen(options.only)
     with tempfile.TemporaryDirectory(prefix="baton-faults-") as run_dir, fault_fleet(model_path(), Path(run_dir)) as fleet:
         for number, (fault, state) in enumerate(cells, 1):
             outcome = drive(fleet, fault, state)
             print(f"{number}/{len(cells)} {fault} in {state}: {' | '.join(outcome.facts)}", flush=True)
             seen.append(outcome)
+            if not options.check:
+                write(merged(before, seen))
             restore(fleet)
     if options.check:
-        wrong = differences(read(), seen)
+        wrong = differences(before, seen)
         print("\n".join(wrong) or f"{len(seen)} cells are as {DOCUMENT.name} says")
         return 1 if wrong else 0
-    keep = options.merge or options.only
-    write(merged(read() if keep and DOCUMENT.exists() else {}, seen))
     return 0
 
 
