@@ -464,8 +464,8 @@ async def test_load_decides_the_route_and_comes_back(stack_of: StackOf) -> None:
     stack.script(silence, silence)
     busy = stack.call(ask("x" * 300))
     await busy.read()
+    await eventually(lambda: bool(stack.prefill.starts and (stack.of("decode", 0).starts or stack.of("decode", 1).starts)))
     stack.script(by_the_book, by_the_book)
-    await eventually(lambda: bool(stack.of("decode", 0).starts or stack.of("decode", 1).starts))
     taken = next(number for number in (0, 1) if stack.of("decode", number).starts)
     for _ in range(3):
         assert (await stack.reply()).last.report.decode_instance == f"decode-{1 - taken}"

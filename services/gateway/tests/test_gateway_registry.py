@@ -356,7 +356,9 @@ async def test_a_drained_server_gets_no_new_rooms_and_keeps_those_that_it_has(ad
         calls += [stack.call() for _ in range(3)]
         await eventually(lambda: len(other.starts) == 4)
         assert len(draining.starts) == 1
-        assert stack.gateway.fleet.workers[0].num_rooms == 1
+        place = stack.gateway.discovery.places.find(draining.address)
+        assert place is not None
+        assert place.num_rooms == 1
         for one in calls:
             one.cancel()
 

@@ -54,6 +54,7 @@ class Fleet:
         self._told: dict[Worker, list[str]] = {}
         self._instances: dict[Worker, str] = {}
         self._refused: set[tuple[str, str]] = set()
+        self._by_servers: dict[tuple[Worker, ...], Route] = {}
         self._ready = asyncio.Event()
 
     @property
@@ -68,7 +69,7 @@ class Fleet:
         """A place more. It is of use once its process has answered."""
         worker.listener = self
         self.workers = (*self.workers, worker)
-        self._update()
+        self._update(worker)
 
     def drop(self, worker: Worker) -> None:
         """A place less: nothing runs there any more."""
@@ -76,7 +77,8 @@ class Fleet:
         self.workers = tuple(one for one in self.workers if one is not worker)
         self._told.pop(worker, None)
         self._instance_gone(self._instances.pop(worker, ""))
-        self._update()
+        self._by_servers = {servers: route for servers, route in self._by_servers.items() if worker not in servers}
+        self._update(worker)
 
     def worker_changed(self, worker: Worker) -> None:
         if not worker.connected:
@@ -85,7 +87,7 @@ class Fleet:
         if worker.instance_id != before:
             self._instances[worker] = worker.instance_id
             self._instance_gone(before)
-        self._update()
+        self._update(worker)
 
     def counts(self) -> dict[str, dict[str, int]]:
         """By role: how many servers are known, connected, and of use for a new room."""
@@ -104,9 +106,17 @@ class Fleet:
             self._refused = {pair for pair in self._refused if instance_id not in pair}
             self.on_instance_gone(instance_id)
 
-    def _update(self) -> None:
-        self._tell_peers()
-        was_ready, self.routes = self.ready, tuple(self._find_routes())
+    def _update(self, worker: Worker) -> None:
+        """After a change of `worker`: looks at its own pairs only, for a fleet of 100 servers has thousands."""
+        self._tell_peers(worker)
+        if worker in self.workers and worker.info is not None:
+            for servers in [(worker,)] if worker.leg is Leg.PLAIN else self._pairs_of(worker):
+                route = self._route(servers)
+                if route is None:
+                    self._by_servers.pop(servers, None)
+                else:
+                    self._by_servers[servers] = route
+        was_ready, self.routes = self.ready, tuple(self._by_servers.values())
         if self.ready != was_ready:
             log.info("fleet ready" if self.ready else "fleet not ready", routes=len(self.routes), problems=self.problems())
             (self._ready.set if self.ready else self._ready.clear)()
@@ -144,20 +154,28 @@ class Fleet:
 
     @staticmethod
     def _differences(prefill: Worker, decode: Worker) -> list[str]:
+        """Cheap where there are none: every change looks at every pair."""
+        if prefill.fingerprint_bytes == decode.fingerprint_bytes:
+            return []
         assert prefill.info is not None
         assert decode.info is not None
         return differences(prefill.info, decode.info)
 
-    def _find_routes(self) -> list[Route]:
-        plain = [Route((worker,), limits_of((worker,))) for worker in self._of(Leg.PLAIN) if not worker.unusable_because]
-        split = []
-        for prefill, decode in self._pairs():
-            found = self._differences(prefill, decode)
-            if found:
-                self._log_refusal(prefill, decode, found)
-            elif not prefill.unusable_because and not decode.unusable_because and decode.path_to(prefill).prefill_instance_id:
-                split.append(Route((prefill, decode), limits_of((prefill, decode))))
-        return plain + split
+    def _pairs_of(self, worker: Worker) -> list[tuple[Worker, ...]]:
+        if worker.leg is Leg.PREFILL:
+            return [(worker, decode) for decode in self._of(Leg.DECODE)]
+        return [(prefill, worker) for prefill in self._of(Leg.PREFILL)]
+
+    def _route(self, servers: tuple[Worker, ...]) -> Route | None:
+        """None: they are no route now."""
+        if len(servers) == 2 and (found := self._differences(*servers)):
+            self._log_refusal(*servers, found)
+            return None
+        if any(server.unusable_because for server in servers):
+            return None
+        if len(servers) == 2 and not servers[1].path_to(servers[0]).prefill_instance_id:
+            return None
+        return Route(servers, limits_of(servers))
 
     def _log_refusal(self, prefill: Worker, decode: Worker, found: list[str]) -> None:
         """Once for two instances, not at every report."""
@@ -166,12 +184,15 @@ class Fleet:
             self._refused.add(key)
             log.error("pair refused: KV pages cannot move between these servers", prefill=key[0], decode=key[1], differences=found)
 
-    def _tell_peers(self) -> None:
+    def _tell_peers(self, changed: Worker) -> None:
         """A prefill server that is away stays named: decode finds it by itself when it is back, before the first request."""
-        for decode in self._of(Leg.DECODE):
-            if not decode.connected:
+        if changed.leg is Leg.PLAIN:
+            return
+        for decode in self._of(Leg.DECODE) if changed.leg is Leg.PREFILL else [changed]:
+            if not decode.connected or decode not in self.workers:
                 continue
-            peers = sorted({p.info.bootstrap_address for p in self._of(Leg.PREFILL) if p.info is not None and not self._differences(p, decode)})
+            fitting = [prefill for prefill in self._of(Leg.PREFILL) if not self._differences(prefill, decode)]
+            peers = sorted({prefill.info.bootstrap_address for prefill in fitting if prefill.info is not None})
             if self._told.get(decode) != peers:
                 self._told[decode] = peers
                 decode.outbox.put_peers(peers)

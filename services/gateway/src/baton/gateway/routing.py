@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import random
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Generic, Literal, Protocol, TypeVar
 
@@ -41,6 +41,9 @@ class Candidate(Protocol):
 
 
 C = TypeVar("C", bound=Candidate)
+
+#: Least is best: the busier server's tokens in flight, then both servers' together, then how little room the fuller pool has.
+Load = tuple[int, int, int]
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,44 +93,64 @@ class Router:
 
     def _decide(self, routes: Sequence[C], prompt: Sequence[int]) -> Decision[C]:
         turn = next(self._turns) % len(routes)
-        in_turn = [*routes[turn:], *routes[:turn]]
-        if self._policy == "prefix-aware":
-            return self._stick(in_turn, prompt)
-        if len(routes) == 1:
+        if self._policy == "power-of-two" and len(routes) > 1:
+            return Decision(min(self._rng.sample(routes, 2), key=load_of), "lighter_of_two")
+        if self._policy == "round-robin" and len(routes) > 1:
+            return Decision(routes[turn], "next")
+        if self._policy != "prefix-aware" and len(routes) == 1:
             return Decision(routes[0], "only_route")
-        if self._policy == "round-robin":
-            return Decision(in_turn[0], "next")
-        if self._policy == "power-of-two":
-            return Decision(min(self._rng.sample(in_turn, 2), key=load_of), "lighter_of_two")
-        return Decision(min(in_turn, key=load_of), "least_load")
+        servers = _servers_of(routes)
+        in_turn = _weigh([*routes[turn:], *routes[:turn]], servers)
+        if self._policy == "prefix-aware":
+            held = {key: self._index.held(server.instance_id, prompt, server.page_size) for key, server in servers.items()}
+            return self._stick(in_turn, held)
+        return Decision(min(in_turn, key=_load)[1], "least_load")
 
-    def _stick(self, routes: Sequence[C], prompt: Sequence[int]) -> Decision[C]:
+    def _stick(self, routes: Sequence[tuple[Load, C]], held: Mapping[int, int]) -> Decision[C]:
         """The route whose first server holds the longest prefix (of equal ones the one whose decode server does: less is sent; then the
         lightest), unless it is overloaded: what it has in flight exceeds `balance` times the mean of all routes by more tokens than the prefix
         spares it.
 
         To wait behind `n` tokens more than elsewhere costs about what computing `n` tokens elsewhere costs: beyond that sticking does not pay.
         """
-        servers = {server.instance_id: server for route in routes for server in route.servers}
-        on_server = {name: self._index.held(name, prompt, server.page_size) for name, server in servers.items()}
-        held = {id(route): tuple(on_server[server.instance_id] for server in route.servers) for route in routes}
-        longest = min(routes, key=lambda route: (tuple(-tokens for tokens in held[id(route)]), load_of(route)))
-        lightest = min(routes, key=load_of)
-        saved = held[id(longest)][0]
-        if not any(held[id(longest)]):
-            chosen, reason = lightest, "no_prefix"
-        elif len(routes) > 1 and load_of(longest)[0] > self._balance * _mean_load(routes) + saved:
-            chosen, reason = lightest, "prefix_overloaded"
+
+        def less_is_better(one: tuple[Load, C]) -> tuple[int, int, Load]:
+            servers = one[1].servers
+            return -held[id(servers[0])], -held[id(servers[-1])], one[0]
+
+        load, longest = min(routes, key=less_is_better)
+        saved, on_decode = held[id(longest.servers[0])], held[id(longest.servers[-1])]
+        lightest = min(routes, key=_load)[1]
+        mean = sum(one[0][0] for one in routes) / len(routes)
+        if not saved and not on_decode:
+            return Decision(lightest, "no_prefix")
+        if len(routes) > 1 and load[0] > self._balance * mean + saved:
+            return Decision(lightest, "prefix_overloaded", held[id(lightest.servers[0])])
+        return Decision(longest, "prefix" if saved else "prefix_on_decode", saved)
+
+
+def load_of(route: Candidate) -> Load:
+    return _weigh([route], _servers_of([route]))[0][0]
+
+
+def _servers_of(routes: Sequence[Candidate]) -> dict[int, Loaded]:
+    """By identity: each is asked once, however many routes it is in."""
+    return {id(server): server for route in routes for server in route.servers}
+
+
+def _weigh(routes: Sequence[C], servers: Mapping[int, Loaded]) -> list[tuple[Load, C]]:
+    tokens = {key: server.tokens_in_flight for key, server in servers.items()}
+    pages = {key: server.free_pages for key, server in servers.items()}
+    weighed = []
+    for route in routes:
+        first, last = id(route.servers[0]), id(route.servers[-1])
+        if len(route.servers) == 1:
+            load = (tokens[first], tokens[first], -pages[first])
         else:
-            chosen, reason = longest, "prefix" if saved else "prefix_on_decode"
-        return Decision(chosen, reason, held[id(chosen)][0])
+            load = (max(tokens[first], tokens[last]), tokens[first] + tokens[last], -min(pages[first], pages[last]))
+        weighed.append((load, route))
+    return weighed
 
 
-def load_of(route: Candidate) -> tuple[int, int, int]:
-    """Least is best: the busier server's tokens in flight, then both servers' together, then how little room the fuller pool has."""
-    tokens = [server.tokens_in_flight for server in route.servers]
-    return max(tokens), sum(tokens), -min(server.free_pages for server in route.servers)
-
-
-def _mean_load(routes: Sequence[Candidate]) -> float:
-    return sum(load_of(route)[0] for route in routes) / len(routes)
+def _load(one: tuple[Load, object]) -> Load:
+    return one[0]

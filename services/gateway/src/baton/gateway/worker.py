@@ -76,6 +76,8 @@ class Worker:
         self.leg = leg
         self.outbox = Outbox(MAX_WAITING_STARTS)
         self.info: worker_pb2.WorkerInfo | None = None
+        #: Of the process that is (or was last) there: equal exactly where the fingerprints are, field by field.
+        self.fingerprint_bytes = b""
         self.load = worker_pb2.WorkerLoad()
         self.peers: dict[str, worker_pb2.PeerState] = {}
         self.connected = False
@@ -240,6 +242,7 @@ class Worker:
     def came(self, info: worker_pb2.WorkerInfo) -> None:
         """A session with a checked process is up."""
         self.info = info
+        self.fingerprint_bytes = info.fingerprint.SerializeToString(deterministic=True)
         self.load = info.load
         self.peers = {}
         self.draining = info.draining
