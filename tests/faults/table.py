@@ -24,8 +24,8 @@ default tests run a part of it ([tests/test_fault_table.py](../tests/test_fault_
 
 {made}
 
-One prefill server, one decode server, one gateway, KV pages over UCX tcp, every digest compared, default settings: `--retries` has nowhere to go, and
-`kv_load_failure_policy` is `fail`. With a second pair, every failure of a server before decode's first token is answered by that pair instead
+One prefill server, one decode server, one gateway, KV pages over UCX tcp, every digest compared, prefill in chunks of 64 tokens, other settings as they
+are by default: `--retries` has nowhere to go, and `--kv-load-failure-policy` is `fail`. With a second pair, every failure of a server before decode's first token is answered by that pair instead
 ([tests/test_retry.py](../tests/test_retry.py)): the client sees nothing of it. *kill* is SIGKILL, *stop* is SIGSTOP for 10 s and then SIGCONT, *cut*
 is a wire on which frames vanish for 20 s, in both directions, without any socket being closed.
 
@@ -34,7 +34,8 @@ is a wire on which frames vanish for 20 s, in both directions, without any socke
   DEADLINE_EXCEEDED 504, or, in a stream that has begun, a last event with the error in it. *answered* and *stream goes on*: it sees nothing.
 * **counted**: what each service counts, and logs as `room failed`, as cause (origin).
 * **pages back**: when no page and no room was held any more on any server that lives.
-* **told**, **back**: seconds from the fault, in this run. A run under load takes longer.
+* **told**, **back**: seconds from the fault, in this run. A run under load takes longer. gRPC notices a peer that answers nothing after 5 s where
+  something was under way, and after 15 s where all was quiet, so that some stops of 10 s are noticed and some are not.
 * Where several outcomes were seen, they are joined by *or*: whose notice comes first is chance.
 """
 
