@@ -32,16 +32,25 @@ class Predicted:
 
 @dataclass(frozen=True)
 class Misses:
-    """Of `num` counted jobs: those whose first token was late, those whose own gaps were too slow, those that missed any."""
+    """Of `num` counted jobs: those whose first token was late, those whose own gaps were too slow, those that missed any of the two.
+
+    `num_stalled`: those with a gap longer than the whole objective for a first token. The p99 of many gaps does not see a single long one, such as
+    the wait of an answer that has begun for a seat among full decode servers; a fleet that has many of them does not keep up."""
 
     num: int
     num_late_first: int
     num_slow_gaps: int
-    num_any: int
+    num_stalled: int
+    num_missed: int
+    num_missed_or_stalled: int
 
     @property
     def share(self) -> float:
-        return self.num_any / self.num
+        return self.num_missed / self.num
+
+    @property
+    def share_or_stalled(self) -> float:
+        return self.num_missed_or_stalled / self.num
 
 
 @dataclass(frozen=True)
@@ -79,8 +88,12 @@ class Outcome:
 
     def misses(self, objectives: Objectives, warm_up_share: float = WARM_UP_SHARE) -> Misses:
         counted = self.counted(warm_up_share)
-        judged = [(_is_late(job, objectives), _is_slow(job, objectives)) for job in counted]
-        return Misses(len(counted), sum(late for late, _ in judged), sum(slow for _, slow in judged), sum(late or slow for late, slow in judged))
+        judged = [_judge(job, objectives) for job in counted]
+        late, slow, stalled = (sum(one[place] for one in judged) for place in range(3))
+        return Misses(len(counted), late, slow, stalled, sum(one[0] or one[1] for one in judged), sum(map(any, judged)))
+
+    def mean_duration_s(self) -> float:
+        return sum(job.ended_s - job.arrived_s for job in self.jobs) / len(self.jobs)
 
     def gap_percentiles(self, percents: Sequence[float], warm_up_share: float = WARM_UP_SHARE) -> Times:
         """Of all gaps of all streams, in seconds; NaN where there is none."""
@@ -113,17 +126,15 @@ def weighted_percentiles(values: Times, weights: Times, percents: Sequence[float
     return found
 
 
-def _is_late(job: Job, objectives: Objectives) -> bool:
-    return 1000 * (job.first_s - job.arrived_s) > objectives.ttft_ms
-
-
-def _is_slow(job: Job, objectives: Objectives) -> bool:
-    """np.percentile's rule, without its price for hundreds of thousands of short lists."""
+def _judge(job: Job, objectives: Objectives) -> tuple[bool, bool, bool]:
+    """(late, slow, stalled). np.percentile's rule, without its price for hundreds of thousands of short lists."""
+    late = 1000 * (job.first_s - job.arrived_s) > objectives.ttft_ms
     gaps = job.gaps_s()
     if not len(gaps):
-        return False
+        return late, False, False
     gaps.sort()
     place = 0.99 * (len(gaps) - 1)
     low = int(place)
     high = min(low + 1, len(gaps) - 1)
-    return bool(1000 * (gaps[low] + (place - low) * (gaps[high] - gaps[low])) > objectives.itl_p99_ms)
+    slow = 1000 * (gaps[low] + (place - low) * (gaps[high] - gaps[low])) > objectives.itl_p99_ms
+    return late, bool(slow), bool(1000 * gaps[-1] > max(objectives.ttft_ms, objectives.itl_p99_ms))

@@ -114,7 +114,7 @@ class _Repeat:
                 if not self._changes(start, end) and (beside := self._beside(start, end)) is not None:
                     yield DecodeGap(rows, context, end - start, beside)
                 continue
-            if (np.abs(self._sent - start) < ON_THE_WAY_S).any():
+            if (np.abs(self._sent - start) < min(ON_THE_WAY_S, (end - start) / 2)).any():
                 continue
             # What is sent while a step runs waits for its end.
             prefills = np.flatnonzero((self._sent < start) & (self._first > start))
@@ -132,7 +132,7 @@ class _Repeat:
     def _was_one_step(self, prompt: int, end: float, gap_s: float, rows: int) -> bool:
         """Whether this step computed the whole prompt: its first token came with the step's end."""
         whole = self._prompt[prompt] <= self._limits.prompt_budget(rows)
-        return bool(whole and abs(self._first[prompt] - end) < max(SAME_STEP_S, SAME_STEP_PART * gap_s))
+        return bool(whole and abs(self._first[prompt] - end) < max(min(SAME_STEP_S, gap_s / 2), SAME_STEP_PART * gap_s))
 
     def _streams(self, start: float, end: float) -> tuple[int, int]:
         """Rows of the step from `start` to `end`, and the tokens that they attend to."""

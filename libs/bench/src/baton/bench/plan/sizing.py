@@ -11,7 +11,7 @@ from baton.bench.plan.calibration import Calibration
 from baton.bench.plan.costs import Costs
 from baton.bench.plan.fleet import FleetShape
 from baton.bench.plan.load import Lengths, drawn
-from baton.bench.plan.outcome import Misses, Outcome
+from baton.bench.plan.outcome import Misses
 from baton.bench.plan.predict import Band, Link, Prediction, predict
 from baton.bench.plan.simulation import simulate
 
@@ -20,7 +20,7 @@ CELL_SERVERS = 24
 #: Requests at least: in all, for each server, and so many that arrivals go on for so many answers' durations.
 MIN_REQUESTS = 3000
 MIN_REQUESTS_PER_SERVER = 40
-MIN_DURATIONS = 4.0
+MIN_DURATIONS = 3.0
 WARM_UP_SHARE = 0.25
 MOST_STEPS = 60
 #: A cell that misses its objectives with so many servers misses them with any number.
@@ -76,13 +76,19 @@ class Sizer:
 
     def __init__(self, calibration: Calibration, base: FleetShape, demand: Demand, link: Link | None = None) -> None:
         self._calibration, self._base, self._demand, self._link = calibration, base, demand, link or Link()
+        rows = demand.lengths.rows
+        #: Of a request; a guess until a fleet that meets the objectives has been simulated.
+        self._duration_s = sum(row[1] for row in rows) / len(rows) * demand.objectives.itl_p99_ms / 2000
 
     def size(self, *, is_split: bool, num_seeds: int, note: Note) -> Sized:
         """Raises SettingError where no number of servers meets the objectives."""
         self._require_possible(self._costs(0), is_split=is_split)
         first = self._guess(self._costs(0), is_split)
         share = min(1.0, CELL_SERVERS / first.num_servers)
-        cell = self._scaled(first, share)
+        cell = self._search(self._scaled(first, share), self._demand.part(share), self._costs(0), 0)
+        if share < 1 and cell.num_servers < CELL_SERVERS / 2:  # the guess was far off: a server more or less would be too coarse a step
+            finer = min(1.0, share * CELL_SERVERS / cell.num_servers)
+            cell, share = self._scaled(cell, finer / share), finer
         found: list[FleetShape] = []
         for seed in range(num_seeds):
             cell = self._search(cell, self._demand.part(share), self._costs(seed), seed)
@@ -101,7 +107,7 @@ class Sizer:
     def confirm(self, shape: FleetShape, num_seeds: int) -> Prediction:
         """The whole fleet under the whole load."""
         demand, calibration = self._demand, self._calibration
-        num_requests = self._num_requests(shape, demand, self._costs(0))
+        num_requests = self._num_requests(shape, demand)
         return predict(
             calibration,
             shape,
@@ -153,7 +159,7 @@ class Sizer:
         stride = 1
         for _ in range(MOST_STEPS):
             misses = self._misses(shape, demand, costs, seed)
-            if misses.share <= 1 - demand.attainment:
+            if misses.share_or_stalled <= 1 - demand.attainment:
                 return self._trimmed(shape, demand, costs, seed)
             more = self._more(shape, misses, stride)
             if more.num_servers > MOST_CELL_SERVERS:
@@ -161,8 +167,8 @@ class Sizer:
             shape, stride = more, min(2 * stride, max(1, shape.num_servers // 4))
         raise SettingError(
             f"objectives are TTFT {demand.objectives.ttft_ms:g} ms and ITL p99 {demand.objectives.itl_p99_ms:g} ms, but with {shape.name} still "
-            f"{100 * misses.share:.1f} % of the requests miss one ({misses.num_late_first} the first, {misses.num_slow_gaps} the second of "
-            f"{misses.num}): servers alone do not meet them; allow more, or shorter prompts in a step"
+            f"{100 * misses.share_or_stalled:.1f} % of the requests miss one ({misses.num_late_first} the first, {misses.num_slow_gaps} the second, "
+            f"{misses.num_stalled} stalled, of {misses.num}): servers alone do not meet them; allow more, or shorter prompts in a step"
         )
 
     def _trimmed(self, shape: FleetShape, demand: Demand, costs: Costs, seed: int) -> FleetShape:
@@ -173,7 +179,7 @@ class Sizer:
             if getattr(shape, kind) == 1:
                 continue
             less = replace(shape, **{kind: getattr(shape, kind) - 1})
-            if self._misses(less, demand, costs, seed).share <= 1 - demand.attainment:
+            if self._misses(less, demand, costs, seed).share_or_stalled <= 1 - demand.attainment:
                 shape = less
                 kinds.append(kind)
         return shape
@@ -181,22 +187,20 @@ class Sizer:
     def _more(self, shape: FleetShape, misses: Misses, stride: int) -> FleetShape:
         if not shape.is_split:
             return shape.of(plain=shape.num_plain + stride)
-        if misses.num_late_first >= misses.num_slow_gaps:
+        if misses.num_late_first >= max(misses.num_slow_gaps, misses.num_stalled):
             return shape.of(prefill=shape.num_prefill + stride, decode=shape.num_decode)
         return shape.of(prefill=shape.num_prefill, decode=shape.num_decode + stride)
 
     def _misses(self, shape: FleetShape, demand: Demand, costs: Costs, seed: int) -> Misses:
-        return self._outcome(shape, demand, costs, seed).misses(demand.objectives, WARM_UP_SHARE)
+        outcome = simulate(costs, shape, drawn(demand.lengths, demand.arrivals, self._num_requests(shape, demand), seed), seed)
+        misses = outcome.misses(demand.objectives, WARM_UP_SHARE)
+        if misses.share_or_stalled <= 1 - demand.attainment:
+            self._duration_s = outcome.mean_duration_s()
+        return misses
 
-    def _outcome(self, shape: FleetShape, demand: Demand, costs: Costs, seed: int) -> Outcome:
-        load = drawn(demand.lengths, demand.arrivals, self._num_requests(shape, demand, costs), seed)
-        return simulate(costs, shape, load, seed)
-
-    def _num_requests(self, shape: FleetShape, demand: Demand, costs: Costs) -> int:
+    def _num_requests(self, shape: FleetShape, demand: Demand) -> int:
         """Enough that the fleet is full for most of the time: answers must have had time to pile up."""
-        rows = demand.lengths.rows
-        longest_s = sum(row[1] for row in rows) / len(rows) * demand.objectives.itl_p99_ms / 1e3 / 2
-        return max(MIN_REQUESTS, MIN_REQUESTS_PER_SERVER * shape.num_servers, math.ceil(MIN_DURATIONS * longest_s * demand.arrivals.rate_rps))
+        return max(MIN_REQUESTS, MIN_REQUESTS_PER_SERVER * shape.num_servers, math.ceil(MIN_DURATIONS * self._duration_s * demand.arrivals.rate_rps))
 
 
 def _band(values: list[int]) -> Band:

@@ -25,7 +25,9 @@ class Scale:
             return cls(low / 1.1, high * 1.1 if high > low else high * 2, start, end, True)
         low, high = (min(values), max(values)) if values else (0.0, 1.0)
         low = min(0.0, low) if from_zero else low
-        return cls(low, high + 0.05 * (high - low) if high > low else low + 1.0, start, end)
+        # Values that differ by less than their own rounding are one.
+        differ = high - low > 1e-9 * max(abs(low), abs(high))
+        return cls(low, high + 0.05 * (high - low) if differ else low + max(1.0, abs(low)), start, end)
 
     def at(self, value: float) -> float:
         if self.is_log:
@@ -46,7 +48,8 @@ class Scale:
         return [number * step for number in range(first, last + 1)]
 
     def _log_ticks(self) -> list[float]:
-        powers = range(math.floor(math.log10(self.low)), math.ceil(math.log10(self.high)) + 1)
+        first, last = math.floor(math.log10(self.low)), math.ceil(math.log10(self.high))
+        powers = range(first, last + 1, 1 + (last - first) // 8)
         factors = (1, 2, 5) if len(powers) <= 4 else (1,)
         return [factor * 10.0**power for power in powers for factor in factors if self.low <= factor * 10.0**power <= self.high]
 
