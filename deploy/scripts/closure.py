@@ -2,8 +2,9 @@
 
     python closure.py third-party requirements/decode.txt     # what comes from a package index, one requirement a line
     python closure.py rooms requirements/decode.txt           # folders of this checkout, one a line
+    python closure.py libs requirements/decode.txt            # those of them that no service is
 
-A Dockerfile installs the two apart: what comes from an index changes seldom and is most of an image, so that a new version of Baton is a small
+A Dockerfile installs them apart: what comes from an index changes seldom and is most of an image, so that a new version of Baton is a small
 layer. Fails when a room needs another room that the requirements file does not list. Only the standard library is used.
 """
 
@@ -66,6 +67,10 @@ def third_party(listed: dict[str, tuple[str, ...]]) -> list[str]:
     return sorted(needed)
 
 
+def folders(listed: dict[str, tuple[str, ...]], kind: str) -> list[str]:
+    return [f"./{folder}" for folder in listed if kind == "rooms" or not folder.startswith("services/")]
+
+
 def _project(folder: str) -> dict[str, Any]:
     path = ROOT / folder / "pyproject.toml"
     if not path.is_file():
@@ -79,12 +84,12 @@ def _normal(name: str) -> str:
 
 
 def main(argv: list[str]) -> int:
-    if len(argv) != 2 or argv[0] not in ("third-party", "rooms"):
+    if len(argv) != 2 or argv[0] not in ("third-party", "rooms", "libs"):
         sys.stderr.write(f"{__doc__}\n")
         return 2
     try:
         listed = rooms(Path(argv[1]))
-        lines = third_party(listed) if argv[0] == "third-party" else [f"./{folder}" for folder in listed]
+        lines = third_party(listed) if argv[0] == "third-party" else folders(listed, argv[0])
     except (ClosureError, OSError) as error:
         sys.stderr.write(f"closure: {error}\n")
         return 1
