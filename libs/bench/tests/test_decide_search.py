@@ -31,6 +31,15 @@ def test_the_limit_is_between_neighbours_of_the_grid(limit_rps: float) -> None:
     assert num <= 9
 
 
+def test_a_limit_far_away_is_found_in_few_steps() -> None:
+    search, num = RateSearch(RateGrid(1.0, step=1.1)), 0
+    while (place := search.proposal()) is not None:
+        search.note(place, met=1.1**place <= 12.0)
+        num += 1
+    assert search.edges == (26, 27)
+    assert num <= 10
+
+
 @pytest.mark.parametrize(("met", "edge"), [(True, 12), (False, -12)])
 def test_a_limit_out_of_reach_ends_the_search(met: bool, edge: int) -> None:
     search = RateSearch(GRID)

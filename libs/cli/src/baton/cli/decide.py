@@ -217,7 +217,7 @@ class _Run:
                 step(1)
                 single = await probe.one_at_a_time((self._shape.lengths[0], self._shape.lengths[-1]), CALIBRATION_ROUNDS)
                 step(2)
-                several = await probe.several_at_once(BATCHES[-1:])
+                several = await probe.several_at_once(BATCHES[:1])
                 step(3)
                 return [*single, *several]
         finally:

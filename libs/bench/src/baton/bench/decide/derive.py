@@ -77,9 +77,11 @@ def targets_of(idle: Sequence[IdlePoint], ttft_ms: float | None, itl_p99_ms: flo
 
 def chunk_tokens(idle: Sequence[IdlePoint], itl_p99_ms: float) -> int:
     """Most tokens in a step of a plain server such that a step with a chunk of somebody's prompt still meets the ITL objective: the best that chunked
-    prefill can do for the streams. A chunk so small that the weights are read for it alone is not taken."""
-    points = single(idle)
-    room_ms = itl_p99_ms - median(point.itl_ms for point in points)
+    prefill can do for the streams. The step is that of the smallest batch that was measured. A chunk so small that the weights are read for it alone
+    is not taken."""
+    batches = sorted((point for point in idle if point.concurrency > 1), key=lambda point: point.concurrency)
+    step_ms = batches[0].itl_ms if batches else median(point.itl_ms for point in single(idle))
+    room_ms = itl_p99_ms - step_ms
     fitting = int(room_ms / prompt_token_ms(idle)) // CHUNK_MULTIPLE * CHUNK_MULTIPLE
     return max(CHUNK_MIN, min(CHUNK_MAX, fitting))
 

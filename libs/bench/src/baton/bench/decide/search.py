@@ -9,13 +9,13 @@ from baton.bench.errors import require
 
 @dataclass(frozen=True)
 class RateGrid:
-    """Rate of place k: `start_rps` x `step` to the power of k. `stride` places are jumped while looking for the bracket;
-    places beyond `reach` on either side are not tried."""
+    """Rate of place k: `start_rps` x `step` to the power of k. `stride` places are jumped while looking for the bracket, each time twice as
+    many; places beyond `reach` on either side are not tried."""
 
     start_rps: float
     step: float = 1.2
     stride: int = 2
-    reach: int = 12
+    reach: int = 30
 
     def __post_init__(self) -> None:
         require(self.start_rps > 0, "start_rps", self.start_rps, "above 0")
@@ -60,15 +60,18 @@ class RateSearch:
         if low is None and high is None:
             return 0
         if low is None:
-            return self._within(high - self.grid.stride) if high is not None else None
+            return self._within(high - self._jump(self.broken)) if high is not None else None
         if high is None:
-            return self._within(low + self.grid.stride)
+            return self._within(low + self._jump(self.met))
         return (low + high) // 2 if high - low > 1 else None
 
     @property
     def edges(self) -> tuple[int, ...]:
         """The places on both sides of the limit, or the one that is known."""
         return tuple(place for place in (self.low, self.high) if place is not None)
+
+    def _jump(self, tried: set[int]) -> int:
+        return self.grid.stride << (len(tried) - 1)
 
     def _within(self, place: int) -> int | None:
         inside = max(-self.grid.reach, min(self.grid.reach, place))
