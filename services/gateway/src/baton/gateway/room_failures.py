@@ -52,8 +52,14 @@ class FailureScribe:
         return whole
 
     def of_worker(self, failure: common_pb2.Failure, leg: Leg) -> common_pb2.Failure:
-        """A worker's, with what it did not say. The stage is the room's: a worker sees only its half of it."""
+        """A worker's, with what it did not say. The stage is the room's: a worker sees only its half of it.
+
+        Its times, which count from when it heard of the room, are kept only where it broke off at a limit of its own.
+        """
         whole = self.make(grpc.StatusCode.UNKNOWN, ORIGINS[leg], "unknown", "")
+        elapsed_ms = whole.elapsed_ms
         whole.MergeFrom(failure)
         whole.stage = self._machine.state.value
+        if not failure.allowed_ms:
+            whole.elapsed_ms = elapsed_ms
         return whole
