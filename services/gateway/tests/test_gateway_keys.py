@@ -100,6 +100,7 @@ async def test_probes_need_no_key_and_learn_nothing_of_the_fleet(guarded: Stack)
     assert (await post(guarded, path="/health", method="GET")).status_code == 200
     assert (await post(guarded, path="/ready", method="GET")).json() == {"ready": True, "draining": False}
     assert (await post(guarded, f"Bearer {KEY}", path="/ready", method="GET")).json()["routes"] == 1
+    assert guarded.gateway.doorkeeper.counters == {}, "a probe is no refusal"
 
 
 async def test_keys_come_and_go_while_it_serves(guarded: Stack, key_file: Path) -> None:

@@ -59,6 +59,8 @@ class TlsFiles:
 
     async def run(self, period_s: float = PERIOD_S) -> None:
         """The clock; until cancelled."""
+        if self._files.value.material == Material():
+            await asyncio.Event().wait()  # plain text: there is nothing to look at
         looked_at = -EXPIRY_PERIOD_S
         loop = asyncio.get_running_loop()
         while True:

@@ -61,6 +61,8 @@ class Watched(Generic[T]):
 
     async def run(self, period_s: float = PERIOD_S) -> None:
         """The clock; until cancelled."""
+        if not self._paths:
+            await asyncio.Event().wait()
         while True:
             await asyncio.sleep(period_s)
             await asyncio.to_thread(self.refresh)

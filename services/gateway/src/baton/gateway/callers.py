@@ -32,29 +32,42 @@ class Doorkeeper:
         self._defaults = defaults
         self.counters: Counter[str] = Counter()
 
-    @property
-    def asks_for_keys(self) -> bool:
-        return self._keys is not None
-
     def client(self, authorization: Sequence[str]) -> Caller:
         """Who runs a request. authorization: the values of that header. Raises UnauthenticatedError, ForbiddenError."""
-        return self._caller(authorization, KeyRole.CLIENT)
+        return self._counted(authorization, KeyRole.CLIENT)
 
     def require_admin(self, authorization: Sequence[str]) -> Caller:
         """Who changes the fleet. Raises UnauthenticatedError, ForbiddenError; without a file of keys nobody is an operator."""
-        if self._keys is None:
-            raise self._refused(ForbiddenError("this gateway has no keys of operators: set --api-key-file to a file with a key of role admin"))
-        return self._caller(authorization, KeyRole.ADMIN)
+        return self._counted(authorization, KeyRole.ADMIN)
+
+    def knows(self, authorization: Sequence[str]) -> bool:
+        """Whether `client` would let this caller in. Not counted: probes have no key, and do nothing wrong."""
+        try:
+            self._caller(authorization, KeyRole.CLIENT)
+        except (UnauthenticatedError, ForbiddenError):
+            return False
+        return True
+
+    def _counted(self, authorization: Sequence[str], role: KeyRole) -> Caller:
+        try:
+            caller = self._caller(authorization, role)
+        except (UnauthenticatedError, ForbiddenError) as error:
+            self.counters[error.cause] += 1
+            raise
+        if caller.key_id:
+            self.counters["accepted"] += 1
+        return caller
 
     def _caller(self, authorization: Sequence[str], role: KeyRole) -> Caller:
+        if self._keys is None and role is KeyRole.ADMIN:
+            raise ForbiddenError("this gateway has no keys of operators: set --api-key-file to a file with a key of role admin")
         if self._keys is None:
             return ANONYMOUS
-        key = self._keys.value.find(self._token(authorization))
+        key = self._keys.value.find(_token(authorization))
         if key is None:
-            raise self._refused(UnauthenticatedError("the API key is none of this gateway's: it is wrong, or was withdrawn"))
+            raise UnauthenticatedError("the API key is none of this gateway's: it is wrong, or was withdrawn")
         if key.role is not role:
-            raise self._refused(ForbiddenError(f"API key {key.id} is of role {key.role.value}, this needs one of role {role.value}"))
-        self.counters["accepted"] += 1
+            raise ForbiddenError(f"API key {key.id} is of role {key.role.value}, this needs one of role {role.value}")
         own, defaults = key.limits, self._defaults
         limits = KeyLimits(
             own.max_concurrent or defaults.max_concurrent,
@@ -64,17 +77,12 @@ class Doorkeeper:
         )
         return Caller(key.id, limits)
 
-    def _token(self, authorization: Sequence[str]) -> str:
-        """Never part of a message: it may be somebody's key for another house."""
-        if not authorization:
-            raise self._refused(
-                UnauthenticatedError("this gateway asks for an API key: send the header `Authorization: Bearer <key>`", "key_missing")
-            )
-        scheme, _, token = authorization[0].strip().partition(" ")
-        if len(authorization) > 1 or scheme.lower() != "bearer" or not token.strip():
-            raise self._refused(UnauthenticatedError("the authorization header is not one `Bearer <key>`", "key_malformed"))
-        return token.strip()
 
-    def _refused(self, error: UnauthenticatedError | ForbiddenError) -> UnauthenticatedError | ForbiddenError:
-        self.counters[error.cause] += 1
-        return error
+def _token(authorization: Sequence[str]) -> str:
+    """Never part of a message: it may be somebody's key for another house. Raises UnauthenticatedError."""
+    if not authorization:
+        raise UnauthenticatedError("this gateway asks for an API key: send the header `Authorization: Bearer <key>`", "key_missing")
+    scheme, _, token = authorization[0].strip().partition(" ")
+    if len(authorization) > 1 or scheme.lower() != "bearer" or not token.strip():
+        raise UnauthenticatedError("the authorization header is not one `Bearer <key>`", "key_malformed")
+    return token.strip()

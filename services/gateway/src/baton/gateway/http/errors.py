@@ -32,7 +32,6 @@ _STATUS: dict[grpc.StatusCode, int] = {
 #: Of a server's failure too: they say what the client may do, not what it did wrong.
 _NOT_BLAMING = (429, 499, 501)
 
-
 _INSIDE = (common_pb2.ORIGIN_PREFILL, common_pb2.ORIGIN_DECODE, common_pb2.ORIGIN_TRANSFER)
 
 _KINDS = {401: "authentication_error", 403: "permission_error", 429: "rate_limit_error"}
