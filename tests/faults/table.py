@@ -26,7 +26,7 @@ default tests run a part of it ([tests/test_fault_table.py](../tests/test_fault_
 
 One prefill server, one decode server, one gateway, KV pages over UCX tcp, every digest compared, prefill in chunks of 64 tokens, other settings as
 they are by default: `--retries` has nowhere to go, and `--kv-load-failure-policy` is `fail`. With a second pair, every failure of a server before
-decode's first token is answered by that pair instead ([tests/test_retry.py](../tests/test_retry.py)): the client sees nothing of it. *kill* is SIGKILL,
+decode's first token is answered by that pair instead ([tests/test_retry.py](../tests/test_retry.py)): it sees nothing. *kill* is SIGKILL,
 *stop* is SIGSTOP for 10 s and then SIGCONT, *cut* is a wire on which frames vanish for 20 s, in both directions, without any socket being closed.
 
 * **client sees**: gRPC code, cause, origin and stage of the status; *from its own gRPC* where no gateway was left to say more. Over HTTP the same
