@@ -66,6 +66,8 @@ async def test_a_slow_reader_gets_fewer_and_longer_reports(bench, gateway_type, 
         ({"sampling": worker_pb2.Sampling(temperature=float("nan"))}, "sampling_out_of_range", "temperature=nan"),
         ({"sampling": worker_pb2.Sampling(top_p=1.5)}, "sampling_out_of_range", "top_p=1.5"),
         ({"sampling": worker_pb2.Sampling(min_tokens=9)}, "sampling_out_of_range", "min_tokens=9"),
+        ({"sampling": worker_pb2.Sampling(stop_token_ids=range(129))}, "sampling_out_of_range", "129 tokens, the limit is 128"),
+        ({"sampling": worker_pb2.Sampling(stop_token_ids=[1, 2**31])}, "token_out_of_range", "stop_token_ids has token 2147483648"),
     ],
 )
 async def test_a_start_that_cannot_be_served_is_refused(bench, gateway_type, more, cause, said) -> None:

@@ -17,13 +17,18 @@ class FinishReason(enum.Enum):
     LENGTH = "length"
 
 
+#: A captured step keeps so many places a sequence. The public limit for a client's own is 64, and no model ends answers in as many ways.
+MAX_STOP_TOKENS = 128
+
+
 @dataclass(frozen=True, slots=True)
 class SamplingParams:
     """How the next token is drawn. Every field is already checked and filled in by the gateway.
 
     temperature: 0 is greedy. top_p: (0, 1]. top_k: 0 is off. min_p: [0, 1], 0 is off.
     seed: with the token's position it keys a counter-based generator, so that a retry, a recompute or another batch draws the same token.
-    max_tokens: answer length, the first token included. stop_token_ids: end-of-sequence tokens included, unless the client ignores them.
+    max_tokens: answer length, the first token included. stop_token_ids: at most MAX_STOP_TOKENS of the vocabulary, end-of-sequence tokens
+    included, unless the client ignores them.
     """
 
     temperature: float = 0.0

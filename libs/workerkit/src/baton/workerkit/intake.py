@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field
 
-from baton.engine.types import Request, Role, SamplingParams
+from baton.engine.types import MAX_STOP_TOKENS, Request, Role, SamplingParams
 from baton.wire.v1 import common_pb2, worker_pb2
 from baton.workerkit.errors import RefusedError
 
@@ -105,6 +105,10 @@ def _sampling(wire: worker_pb2.Sampling, num_prompt: int, limits: Limits) -> Sam
         raise _invalid("sampling_out_of_range", f"sampling.min_p={wire.min_p} is outside [0, 1]")
     if wire.min_tokens > wire.max_tokens:
         raise _invalid("sampling_out_of_range", f"sampling.min_tokens={wire.min_tokens} is above max_tokens={wire.max_tokens}")
+    if len(wire.stop_token_ids) > MAX_STOP_TOKENS:
+        raise _invalid("sampling_out_of_range", f"sampling.stop_token_ids has {len(wire.stop_token_ids)} tokens, the limit is {MAX_STOP_TOKENS}")
+    if (highest := max(wire.stop_token_ids, default=0)) >= limits.vocab_size:
+        raise _invalid("token_out_of_range", f"sampling.stop_token_ids has token {highest}, the model's vocabulary is [0, {limits.vocab_size})")
     return SamplingParams(
         temperature=wire.temperature,
         top_p=wire.top_p,

@@ -11,9 +11,7 @@ from torch import Tensor
 from baton.engine.device.upload import upload
 from baton.engine.page_table import PageTable
 from baton.engine.scheduling.sequence import Sequence
-
-#: Stop tokens of one request that `min_tokens` can hold back.
-MAX_STOPS = 32
+from baton.engine.types import MAX_STOP_TOKENS
 
 #: Rows of `wide`, of `small` and of `real`.
 TOKEN, POSITION, SEED, FREE_FROM = range(4)
@@ -25,7 +23,7 @@ class Seats:
     """`num_seats` places for sequences and one more, number `num_seats`, for the padding of a batch: nothing is ever read from it or kept in it.
 
     wide [4, seats] int64: the token that is computed next (drawn by the last step, perhaps not yet known to the host), its position, the seed,
-    and the position from which stop tokens may be drawn. small [1 + MAX_STOPS, seats] int32: top_k and the stop tokens (-1: none).
+    and the position from which stop tokens may be drawn. small [1 + MAX_STOP_TOKENS, seats] int32: top_k and the stop tokens (-1: none).
     real [3, seats] float32: temperature, top_p, min_p. table [seats, pages] int32: the sequence's pages.
     """
 
@@ -33,7 +31,7 @@ class Seats:
         self.num_seats = num_seats
         self._device = device
         self.wide = torch.zeros(4, num_seats + 1, dtype=torch.int64, device=device)
-        self.small = torch.full((1 + MAX_STOPS, num_seats + 1), -1, dtype=torch.int32, device=device)
+        self.small = torch.full((1 + MAX_STOP_TOKENS, num_seats + 1), -1, dtype=torch.int32, device=device)
         self.real = torch.zeros(3, num_seats + 1, dtype=torch.float32, device=device)
         self.table = torch.zeros(num_seats + 1, max_pages, dtype=torch.int32, device=device)
         self._free = list(range(num_seats))[::-1]
@@ -117,9 +115,9 @@ def pages_from(table: PageTable, first: int) -> list[int]:
 
 
 def padded_stops(stops: Iterable[int]) -> list[int]:
-    """MAX_STOPS numbers: the stop tokens, then -1."""
-    kept = sorted(stops)[:MAX_STOPS]
-    return kept + [-1] * (MAX_STOPS - len(kept))
+    """MAX_STOP_TOKENS numbers: the stop tokens, then -1."""
+    kept = sorted(stops)
+    return kept + [-1] * (MAX_STOP_TOKENS - len(kept))
 
 
 def signed(seed: int) -> int:
