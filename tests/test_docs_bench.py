@@ -36,7 +36,7 @@ def test_every_flag_of_the_page_is_one_of_the_command() -> None:
             check=True,
             env={"COLUMNS": "300", "NO_COLOR": "1", "TERM": "dumb"},
         ).stdout
-        for name in ("run", "workload", "summary", "compare")
+        for name in ("run", "workload", "summary", "compare", "report")
     )
     for flag in set(re.findall(r"--[a-z][a-z0-9-]*", PAGE.read_text())):
         assert flag in helps, flag

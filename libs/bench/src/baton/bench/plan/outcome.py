@@ -35,7 +35,8 @@ class Misses:
     """Of `num` counted jobs: those whose first token was late, those whose own gaps were too slow, those that missed any of the two.
 
     `num_stalled`: those with a gap longer than the whole objective for a first token. The p99 of many gaps does not see a single long one, such as
-    the wait of an answer that has begun for a seat among full decode servers; a fleet that has many of them does not keep up."""
+    the wait of an answer that has begun for a seat among full decode servers; a fleet that has many of them does not keep up.
+    `prefill_use`: all work of prefill servers over their time while requests arrived; 0 without any. Near 1 their queue grows for as long as one looks."""
 
     num: int
     num_late_first: int
@@ -43,6 +44,7 @@ class Misses:
     num_stalled: int
     num_missed: int
     num_missed_or_stalled: int
+    prefill_use: float
 
     @property
     def share(self) -> float:
@@ -62,6 +64,7 @@ class Outcome:
     rows: Sequence[Rows]
     ended_s: float
     busy_s: float
+    prefill_busy_s: float = 0.0
 
     def counted(self, warm_up_share: float = WARM_UP_SHARE) -> list[Job]:
         since_s = self._since_s(warm_up_share)
@@ -90,7 +93,7 @@ class Outcome:
         counted = self.counted(warm_up_share)
         judged = [_judge(job, objectives) for job in counted]
         late, slow, stalled = (sum(one[place] for one in judged) for place in range(3))
-        return Misses(len(counted), late, slow, stalled, sum(one[0] or one[1] for one in judged), sum(map(any, judged)))
+        return Misses(len(counted), late, slow, stalled, sum(one[0] or one[1] for one in judged), sum(map(any, judged)), self._prefill_use())
 
     def mean_duration_s(self) -> float:
         return sum(job.ended_s - job.arrived_s for job in self.jobs) / len(self.jobs)
@@ -108,6 +111,10 @@ class Outcome:
             gaps.append(loose)
             weights.append(np.ones(len(loose)))
         return weighted_percentiles(np.concatenate(gaps), np.concatenate(weights), percents)
+
+    def _prefill_use(self) -> float:
+        arriving_s = max(job.arrived_s for job in self.jobs)
+        return self.prefill_busy_s / (self.shape.num_prefill * arriving_s) if self.shape.num_prefill and arriving_s else 0.0
 
     def _since_s(self, warm_up_share: float) -> float:
         return warm_up_share * max(job.arrived_s for job in self.jobs)

@@ -84,7 +84,8 @@ class _Simulation:
         self._clock.run()
         rows = [server.seats.rows for server in (self._decode if self._shape.is_split else self._plain)]
         servers = [*self._prefill, *self._decode] if self._shape.is_split else self._plain
-        return Outcome(self._shape, jobs, rows, self._clock.now, sum(server.busy_s for server in servers))
+        prefill_busy_s = sum(server.busy_s for server in self._prefill) if self._shape.is_split else 0.0
+        return Outcome(self._shape, jobs, rows, self._clock.now, sum(server.busy_s for server in servers), prefill_busy_s)
 
     def _arrive(self) -> None:
         """The next arrival of an open loop; one is noted at a time, so that the heap stays small."""

@@ -22,6 +22,8 @@ MIN_REQUESTS = 3000
 MIN_REQUESTS_PER_SERVER = 40
 MIN_DURATIONS = 3.0
 WARM_UP_SHARE = 0.25
+#: Of prefill servers' time. Closer to all of it their queue takes longer to show than a simulation lasts.
+MOST_PREFILL_USE = 0.95
 MOST_STEPS = 60
 #: A cell that misses its objectives with so many servers misses them with any number.
 MOST_CELL_SERVERS = 4 * CELL_SERVERS
@@ -159,7 +161,7 @@ class Sizer:
         stride = 1
         for _ in range(MOST_STEPS):
             misses = self._misses(shape, demand, costs, seed)
-            if misses.share_or_stalled <= 1 - demand.attainment:
+            if self._is_met(misses):
                 return self._trimmed(shape, demand, costs, seed)
             more = self._more(shape, misses, stride)
             if more.num_servers > MOST_CELL_SERVERS:
@@ -179,7 +181,7 @@ class Sizer:
             if getattr(shape, kind) == 1:
                 continue
             less = replace(shape, **{kind: getattr(shape, kind) - 1})
-            if self._misses(less, demand, costs, seed).share_or_stalled <= 1 - demand.attainment:
+            if self._is_met(self._misses(less, demand, costs, seed)):
                 shape = less
                 kinds.append(kind)
         return shape
@@ -187,16 +189,19 @@ class Sizer:
     def _more(self, shape: FleetShape, misses: Misses, stride: int) -> FleetShape:
         if not shape.is_split:
             return shape.of(plain=shape.num_plain + stride)
-        if misses.num_late_first >= max(misses.num_slow_gaps, misses.num_stalled):
+        if misses.prefill_use > MOST_PREFILL_USE or misses.num_late_first >= max(misses.num_slow_gaps, misses.num_stalled):
             return shape.of(prefill=shape.num_prefill + stride, decode=shape.num_decode)
         return shape.of(prefill=shape.num_prefill, decode=shape.num_decode + stride)
 
     def _misses(self, shape: FleetShape, demand: Demand, costs: Costs, seed: int) -> Misses:
         outcome = simulate(costs, shape, drawn(demand.lengths, demand.arrivals, self._num_requests(shape, demand), seed), seed)
         misses = outcome.misses(demand.objectives, WARM_UP_SHARE)
-        if misses.share_or_stalled <= 1 - demand.attainment:
+        if self._is_met(misses):
             self._duration_s = outcome.mean_duration_s()
         return misses
+
+    def _is_met(self, misses: Misses) -> bool:
+        return misses.share_or_stalled <= 1 - self._demand.attainment and misses.prefill_use <= MOST_PREFILL_USE
 
     def _num_requests(self, shape: FleetShape, demand: Demand) -> int:
         """Enough that the fleet is full for most of the time: answers must have had time to pile up."""
