@@ -1,11 +1,10 @@
 """The other side of generators.py: LLMeter, in an interpreter that has it. Reads one JSON object, writes one.
 
-In: base_url, model, max_tokens, clients (a list of lists of prompts). Out: wall_s, and (TTFT, end to end, output tokens) of each request."""
+In: base_url, model, max_tokens, clients (a list of lists of prompts). Out: (time of sending, TTFT, time to last token, output tokens) of each request."""
 
 import asyncio
 import json
 import sys
-import time
 from importlib.metadata import version
 from typing import Any
 
@@ -21,7 +20,6 @@ def payload(prompt: str, max_tokens: int) -> dict[str, Any]:
 async def run(asked: dict[str, Any]) -> dict[str, Any]:
     """A runner for each client, since the clients of one runner all send the same prompts."""
     endpoints = [OpenAICompletionStreamEndpoint(asked["model"], api_key="none", base_url=asked["base_url"], max_retries=0) for _ in asked["clients"]]
-    started_s = time.perf_counter()
     results = await asyncio.gather(
         *(
             Runner(endpoint, timeout=600).run(
@@ -30,12 +28,14 @@ async def run(asked: dict[str, Any]) -> dict[str, Any]:
             for endpoint, prompts in zip(endpoints, asked["clients"], strict=True)
         )
     )
-    wall_s = time.perf_counter() - started_s
     answers = [response for result in results for response in result.responses]
     if failed := [response.error for response in answers if response.error]:
         raise SystemExit(f"{len(failed)} of {len(answers)} requests failed, first: {failed[0]}")
-    rows = [(response.time_to_first_token, response.time_to_last_token, response.num_tokens_output) for response in answers]
-    return {"version": version("llmeter"), "wall_s": wall_s, "requests": rows}
+    rows = [
+        (response.request_time.timestamp(), response.time_to_first_token, response.time_to_last_token, response.num_tokens_output)
+        for response in answers
+    ]
+    return {"version": version("llmeter"), "requests": rows}
 
 
 if __name__ == "__main__":
