@@ -11,7 +11,7 @@ from typing import Any
 
 import grpc
 import grpc.aio
-from gateway_worker import Script, ScriptedWorker, Shared, by_the_book
+from gateway_worker import ROLES, Script, ScriptedWorker, Shared, by_the_book
 
 from baton.gateway.app import Gateway, running
 from baton.gateway.config import GatewaySettings
@@ -19,7 +19,7 @@ from baton.gateway.model_folder import read_model_folder
 from baton.gateway.tokenizer import PromptTokenizer
 from baton.servicekit import ListenSettings, Tracing
 from baton.wire.channel import CHANNEL_OPTIONS
-from baton.wire.v1 import common_pb2, inference_pb2, inference_pb2_grpc, worker_pb2
+from baton.wire.v1 import common_pb2, fleet_pb2, inference_pb2, inference_pb2_grpc, worker_pb2
 
 MODEL = "tiny"
 
@@ -107,6 +107,12 @@ class Stack:
         for worker in self.gateway.fleet.workers:
             assert worker.num_rooms == 0
             assert worker._outstanding_tokens == 0
+
+
+def member(worker: ScriptedWorker, **changes: Any) -> fleet_pb2.Member:
+    """What a worker says of itself where it makes itself known."""
+    about = {"instance_id": worker.instance_id, "role": ROLES[worker.role], "address": worker.address, "model": MODEL, "version": "1"}
+    return fleet_pb2.Member(**(about | changes))
 
 
 async def rest(call: Any) -> list[inference_pb2.GenerateResponse]:

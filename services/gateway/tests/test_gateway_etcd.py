@@ -11,9 +11,8 @@ from typing import Any
 import pytest
 import trustme
 from gateway_etcd import EtcdServer
-from gateway_harness import Stack, eventually, rest
+from gateway_harness import Stack, eventually, member, rest
 from gateway_worker import ScriptedWorker, by_the_book
-from test_gateway_registry import member
 
 from baton.servicekit import TlsSettings
 from baton.servicekit.errors import EtcdError

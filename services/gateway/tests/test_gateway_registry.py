@@ -13,7 +13,7 @@ import grpc
 import grpc.aio
 import httpx
 import pytest
-from gateway_harness import Stack, ask, eventually, rest
+from gateway_harness import Stack, ask, eventually, member, rest
 from gateway_worker import ROLES, ScriptedWorker, by_the_book, silence
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
@@ -34,11 +34,6 @@ WorkerName = fleet_pb2.WorkerName
 
 def shown(key: str) -> tuple[tuple[str, str]]:
     return (("authorization", f"Bearer {key}"),)
-
-
-def member(worker: ScriptedWorker, **changes: Any) -> fleet_pb2.Member:
-    about = {"instance_id": worker.instance_id, "role": ROLES[worker.role], "address": worker.address, "model": "tiny", "version": "1"}
-    return fleet_pb2.Member(**(about | changes))
 
 
 @contextlib.asynccontextmanager
