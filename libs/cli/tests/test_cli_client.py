@@ -1,11 +1,14 @@
 """The chat client against a real gRPC server whose answers the test writes."""
 
+import io
 from collections.abc import AsyncIterator
 
 import grpc
 import grpc.aio
 import pytest
+from rich.console import Console
 
+from baton.cli.chat import say
 from baton.cli.client import ChatOptions, connect
 from baton.cli.errors import CallError, UsageError
 from baton.wire.v1 import common_pb2, inference_pb2, inference_pb2_grpc
@@ -15,6 +18,7 @@ class Scripted(inference_pb2_grpc.InferenceServicer):
     def __init__(self) -> None:
         self.models = ["m"]
         self.requests: list[inference_pb2.ChatRequest] = []
+        self.failed_attempts: list[inference_pb2.FailedAttempt] = []
 
     async def ListModels(self, request: object, context: object) -> inference_pb2.ListModelsResponse:  # noqa: N802
         return inference_pb2.ListModelsResponse(models=[inference_pb2.Model(id=name) for name in self.models])
@@ -31,7 +35,7 @@ class Scripted(inference_pb2_grpc.InferenceServicer):
         yield inference_pb2.GenerateResponse(
             finish_reason=common_pb2.FINISH_REASON_STOP,
             usage=inference_pb2.Usage(prompt_tokens=3, completion_tokens=2),
-            report=inference_pb2.RoomReport(room=5),
+            report=inference_pb2.RoomReport(room=5, failed_attempts=self.failed_attempts, recomputed_tokens=31 if self.failed_attempts else 0),
         )
 
 
@@ -61,6 +65,23 @@ async def test_text_streams_and_the_last_message_carries_the_rest(server: tuple[
     assert (sent.sampling.temperature, sent.sampling.max_tokens) == (0.0, 5)
     assert sent.sampling.HasField("temperature")
     assert not sent.sampling.HasField("seed")
+
+
+@pytest.mark.parametrize("whole", [False, True])
+async def test_servers_that_failed_on_the_way_are_told_also_when_nobody_asks(server: tuple[Scripted, str], whole: bool) -> None:
+    servicer, address = server
+    console = Console(file=io.StringIO(), width=120)
+    async with connect(address) as client:
+        await say(client, ChatOptions("m", report=whole), [("user", "u")], console)
+        undisturbed = console.file.getvalue()
+        failure = common_pb2.Failure(cause="decode_lost", origin=common_pb2.ORIGIN_DECODE, stage=common_pb2.ROOM_STATE_SUCCESS, elapsed_ms=8)
+        servicer.failed_attempts = [inference_pb2.FailedAttempt(prefill_instance="p", decode_instance="d", failure=failure, tokens_sent=2)]
+        await say(client, ChatOptions("m", report=whole), [("user", "u")], console)
+    printed = console.file.getvalue()[len(undisturbed) :]
+    assert "failed attempt" not in undisturbed
+    assert "decode_lost (decode in SUCCESS) on p and d after 2 tokens, 8 ms" in printed
+    assert "tokens recomputed" in printed
+    assert ("TTFT" in printed) is whole
 
 
 async def test_an_error_keeps_its_status_and_the_gateways_words(server: tuple[Scripted, str]) -> None:

@@ -13,7 +13,7 @@ from rich.console import Console
 from baton.cli.client import Answer, ChatOptions, GatewayClient, connect
 from baton.cli.config import CliConfig
 from baton.cli.errors import UsageError
-from baton.cli.report import print_report
+from baton.cli.report import failure_facts, print_report
 from baton.servicekit import TlsSettings
 
 DEFAULT_ADDRESS = "127.0.0.1:8001"
@@ -61,14 +61,17 @@ async def _converse(
 
 
 async def say(client: GatewayClient, options: ChatOptions, turns: Turns, console: Console) -> Answer:
-    """Streams one answer to standard output, then its report if asked for."""
+    """Streams one answer to standard output, then its report if asked for; that servers failed on the way is told in any case."""
     answer = await client.chat(options, turns, _write)
     _write("\n")
     if answer.finish == "length":
         console.print("(cut off: the limit of tokens was reached)", style="dim", highlight=False)
-    if answer.report is not None:
+    if answer.report is not None and options.report:
         console.print()
         print_report(console, answer.report)
+    elif answer.report is not None:
+        for name, value in failure_facts(answer.report):
+            console.print(f"({name}: {value})", style="dim", markup=False, highlight=False)
     return answer
 
 

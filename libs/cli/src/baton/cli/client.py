@@ -29,7 +29,7 @@ class Answer:
 
 @dataclass(frozen=True)
 class ChatOptions:
-    """What is asked for; absent values take the server's defaults."""
+    """What is asked for; absent values take the server's defaults. report: whether all of the room's report is shown, which always comes."""
 
     model: str
     temperature: float = 0.0
@@ -43,7 +43,7 @@ class ChatOptions:
     def request(self, messages: Sequence[tuple[str, str]]) -> inference_pb2.ChatRequest:
         sampling = inference_pb2.SamplingParams(temperature=self.temperature, max_tokens=self.max_tokens, seed=self.seed)
         turns = [inference_pb2.ChatMessage(role=role, content=content) for role, content in messages]
-        return inference_pb2.ChatRequest(model=self.model, messages=turns, sampling=sampling, report=self.report)
+        return inference_pb2.ChatRequest(model=self.model, messages=turns, sampling=sampling, report=True)
 
 
 class GatewayClient:
