@@ -1,10 +1,10 @@
 """A certificate authority for development, and a certificate for each service that it signs: mutual TLS without waiting for anybody.
 
     python development_ca.py FOLDER gateway prefill decode
-    python development_ca.py FOLDER gateway=gateway.example.org,10.0.0.1 client
+    python development_ca.py FOLDER gateway=gateway.example.org,10.0.0.1 prefill=*.baton-prefill.baton.svc client
 
-writes FOLDER/ca.pem and, for each name, FOLDER/NAME/{cert,key,ca}.pem. A certificate holds for NAME (or the names and addresses behind `=`),
-*.NAME, localhost and 127.0.0.1, for servers and clients alike. The authority's key is FOLDER/ca-key.pem: who has it can be any service, so
+writes FOLDER/ca.pem and, for each name, FOLDER/NAME/{cert,key,ca}.pem. A certificate holds for NAME (or the names and addresses behind
+`=`), localhost and 127.0.0.1, for servers and clients alike. The authority's key is FOLDER/ca-key.pem: who has it can be any service, so
 this is no way to run a fleet that matters. Called again it keeps the authority, and makes anew what ends within a third of its life; services read
 the files again while they run.
 """
@@ -56,7 +56,7 @@ def main(argv: list[str]) -> int:
         folder = options.folder / name
         if _is_fresh(folder / "cert.pem", ca_cert):
             continue
-        cert, key = _issue(name, tuple(hosts.split(",")) if hosts else (name, f"*.{name}"), options.days, ca_cert, ca_key)
+        cert, key = _issue(name, tuple(hosts.split(",")) if hosts else (name,), options.days, ca_cert, ca_key)
         folder.mkdir(exist_ok=True)
         _write(folder / "ca.pem", _pem(ca_cert), options.owner)
         _write(folder / "key.pem", _key_pem(key), options.owner)
