@@ -8,7 +8,10 @@ Act = Callable[[], None]
 
 
 class Clock:
-    """A heap of things to do. simpy was tried: its processes and events cost several times what a step of a simulated server costs here."""
+    """A heap of things to do.
+
+    simpy was measured beside it: 1.8 times the time of an event (400,000 of them among 1,000 servers), and steps that are cut short when something
+    comes in would each be an exception thrown into a generator."""
 
     def __init__(self) -> None:
         self.now = 0.0

@@ -36,7 +36,7 @@ class Misses:
 
     `num_stalled`: those with a gap longer than the whole objective for a first token. The p99 of many gaps does not see a single long one, such as
     the wait of an answer that has begun for a seat among full decode servers; a fleet that has many of them does not keep up.
-    `prefill_use`: all work of prefill servers over their time while requests arrived; 0 without any. Near 1 their queue grows for as long as one looks."""
+    `prefill_use`: all work of prefill servers over their time while requests arrived (0 without any); near 1 their queue grows and grows."""
 
     num: int
     num_late_first: int
