@@ -21,6 +21,7 @@ from statistics import median
 from typing import Any
 
 from rich.console import Console
+from scheduled_server import FIRST_S, GAP_S
 
 from baton.bench import Asking, Limits, compare, open_target
 from baton.bench.arrivals import ClosedLoop
@@ -101,7 +102,15 @@ async def run(arguments: argparse.Namespace, base_url: str, model: str, reporter
         good = good and agrees
         ratio = f"ratio {both.ratio:.3f} (quartiles {both.ratio_low:.3f} to {both.ratio_high:.3f})"
         print(f"{name:<22} ours {both.subject:9.2f}, LLMeter {both.baseline:9.2f}, {ratio}: {'agree' if agrees else 'DISAGREE'}")
+    if arguments.scheduled:
+        print("by the server's schedule: " + ", ".join(f"{name} {value:.2f}" for name, value in known(arguments).items()))
     return good
+
+
+def known(arguments: argparse.Namespace) -> Figures:
+    """What a generator without any time of its own would measure of the server that sleeps."""
+    last_s = FIRST_S + (arguments.answer_tokens - 1) * GAP_S
+    return dict(zip(FIGURES, (1000 * FIRST_S, 1000 * last_s, arguments.clients * arguments.answer_tokens / last_s), strict=True))
 
 
 @contextmanager

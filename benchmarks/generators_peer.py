@@ -1,6 +1,6 @@
 """The other side of generators.py: LLMeter, in an interpreter that has it. Reads one JSON object, writes one.
 
-In: base_url, model, max_tokens, clients (a list of lists of prompts). Out: (time of sending, TTFT, time to last token, output tokens) of each request."""
+In: base_url, model, max_tokens, clients (a list of lists of prompts). Out: sending time, TTFT, time to last token, output tokens of each request."""
 
 import asyncio
 import json
