@@ -93,11 +93,23 @@ def check_pods(found: list[dict[str, Any]]) -> None:
         assert pod["enableServiceLinks"] is False, name
         for container in chain(pod.get("initContainers", []), pod["containers"]):
             assert container["securityContext"]["readOnlyRootFilesystem"], name
+            check_references(name, container)
             assert container["resources"]["requests"] or container["resources"]["limits"], name
         variables = {one["name"]: one.get("value") for one in pod["containers"][0].get("env", [])}
         drain_s = next((float(value) for key, value in variables.items() if key.endswith("_DRAIN_TIMEOUT_S")), None)
         if drain_s is not None:
             assert drain_s + 20 <= pod["terminationGracePeriodSeconds"], f"{name}: Kubernetes kills it before its drain is over"
+
+
+def check_references(pod: str, container: dict[str, Any]) -> None:
+    """Kubernetes fills in $(NAME) only where NAME stands before it; elsewhere the text stays."""
+    before: set[str] = set()
+    for one in container.get("env", []):
+        missing = set(re.findall(r"\$\((\w+)\)", one.get("value") or "")) - before
+        assert not missing, f"{pod}: {one['name']} refers to {missing}, which do not stand before it"
+        before.add(one["name"])
+    for argument in container.get("args", []):
+        assert set(re.findall(r"\$\((\w+)\)", argument)) <= before, f"{pod}: {argument}"
 
 
 def test_etcd_stands_in_for_names(tmp_path: Path) -> None:
