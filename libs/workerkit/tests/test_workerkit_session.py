@@ -9,6 +9,7 @@ import time
 import grpc
 import grpc.aio
 import pytest
+from structlog.testing import capture_logs
 
 from baton.wire.status import failure_from_error
 from baton.wire.v1 import common_pb2, inference_pb2, inference_pb2_grpc, worker_pb2, worker_pb2_grpc
@@ -118,6 +119,26 @@ async def test_abort_ends_a_room_with_the_given_failure(bench, gateway_type) -> 
         assert (event.failed.code, event.failed.origin, event.failed.cause) == (1, common_pb2.ORIGIN_CLIENT, "client_gone")
         assert event.failed.stage == common_pb2.ROOM_STATE_SUCCESS
     assert [room for room, _ in bench.engine.aborted] == [7]
+
+
+async def test_a_failed_room_is_logged_and_counted_with_author_stage_and_times(bench, gateway_type) -> None:
+    bench.engine.hold = True
+    with capture_logs() as lines:
+        async with gateway_type(bench) as gateway:
+            await gateway.start(7, deadline_ms=5000)
+            await gateway.read_until(7, "prefill_started")
+            failure = common_pb2.Failure(code=1, origin=common_pb2.ORIGIN_CLIENT, cause="client_gone", message="left")
+            await gateway.send(abort=worker_pb2.Abort(room=7, failure=failure))
+            await gateway.read_until(7, "failed")
+    (line,) = [line for line in lines if line["event"] == "room failed"]
+    assert {name: line[name] for name in ("origin", "stage", "cause", "allowed_ms")} == {
+        "origin": "client",
+        "stage": "SUCCESS",
+        "cause": "client_gone",
+        "allowed_ms": 5000,
+    }
+    assert line["elapsed_ms"] >= 0
+    assert bench.front.counters["failed/client/SUCCESS/client_gone"] == 1
 
 
 async def test_the_end_of_a_session_ends_its_rooms_and_no_others(bench, gateway_type, eventually) -> None:

@@ -13,6 +13,7 @@ from opentelemetry import trace
 
 from baton.engine.types import EngineEvent, Failed, Failure, Role, Token
 from baton.servicekit import extract_traceparent, get_logger
+from baton.wire.status import stage_name
 from baton.wire.v1 import common_pb2, worker_pb2
 from baton.workerkit.convert import ROLES, event_to_wire, failure_to_wire, load_to_wire
 from baton.workerkit.errors import HostStoppedError, RefusedError
@@ -269,7 +270,7 @@ class WorkerFront:
             wire.failed.elapsed_ms = round(self._at_ms(entry, at))
             wire.failed.allowed_ms = entry.allowed_ms
             entry.span.set_status(trace.StatusCode.ERROR, event.failure.message)
-            self.counters[f"failed/{event.failure.cause}"] += 1
+            self.counters[f"failed/{event.failure.origin}/{stage_name(entry.stage)}/{event.failure.cause}"] += 1
         entry.span.end()
         entry.owner.event(wire)
         self._rooms.remove(entry.room)
@@ -281,7 +282,17 @@ class WorkerFront:
         entry.span.add_event(name)
         if isinstance(event, Failed):
             failure = event.failure
-            log.warning("room failed", room=entry.room, code=failure.code, origin=failure.origin, cause=failure.cause, reason=failure.message)
+            log.warning(
+                "room failed",
+                room=entry.room,
+                code=failure.code,
+                origin=failure.origin,
+                stage=stage_name(entry.stage),
+                cause=failure.cause,
+                elapsed_ms=round(self._at_ms(entry, at)),
+                allowed_ms=entry.allowed_ms or entry.whole_ms,
+                reason=failure.message,
+            )
         else:
             log.info("room", room=entry.room, milestone=name, at_ms=round(self._at_ms(entry, at), 3))
 

@@ -57,6 +57,11 @@ class OpenRoom(Generic[Owner]):
     def room(self) -> int:
         return self.request.room
 
+    @property
+    def whole_ms(self) -> int:
+        """What the request had left when it came here; 0: no limit."""
+        return 0 if self.request.deadline is None else round((self.request.deadline - self.request.arrived) * 1e3)
+
     def due(self) -> float | None:
         """When this room's next limit is reached; None: never."""
         limits = [limit for limit in (self.request.deadline, self.stage_deadline) if limit is not None]
