@@ -20,7 +20,7 @@ from baton.cli.services.process import ReadyRecord
 from baton.wire.v1 import worker_pb2
 from baton.wire.v1.worker_pb2_grpc import WorkerStub
 
-START_S = 120.0
+START_S = 300.0
 DRAIN_S = 10.0
 PAGE_SIZE = 16
 MODEL = "smollm2"
@@ -134,7 +134,7 @@ class Fleet:
         ports = ("--port", str(free_port()), "--http-port", str(free_port()))
         command = self._command("gateway", *ports, "--model-path", str(self.model_path), "--model-name", MODEL, *named, *flags)
         self.gateway = Worker(ServiceSpec("gateway", command), self.run_dir).start().wait_ready()
-        wait_for(self.ready, 60, "the gateway ready for requests")
+        wait_for(self.ready, 120, "the gateway ready for requests")
         self.note_pids()
         return self
 
