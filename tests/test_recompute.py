@@ -95,7 +95,8 @@ def fleet(model_path: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterato
     for _ in range(2):
         fleet.prefill("--transport", "shm", "--num-pages", str(NUM_PAGES), "--max-batched-tokens", str(CHUNK))
         fleet.decode("--transport", "shm", "--num-pages", str(NUM_PAGES), "--digest", "all")
-    fleet.start("--kv-load-failure-policy", "recompute")
+    # Silence is noticed late, so that a busy machine's pauses are none.
+    fleet.start("--kv-load-failure-policy", "recompute", "--silence-limit-s", "10")
     whole_again(fleet)
     yield fleet
     fleet.close()
