@@ -209,7 +209,9 @@ def _runner(
         if len(parts) != model.degree:
             raise InvalidSettingError("pool", type(pool).__name__, f"a model of {model.degree} ranks takes a ShardedPool of as many parts")
         model.share_cores(config.num_threads)
-        return ShardedRunner(model.ranks, lambda rank: _runner(role, shards[rank], config, parts[rank], max_model_len))
+        runner = ShardedRunner(model.ranks, lambda rank: _runner(role, shards[rank], config, parts[rank], max_model_len))
+        model.on_close(runner.close)
+        return runner
     if isinstance(pool, ShardedPool):
         raise InvalidSettingError("pool", type(pool).__name__, "a model of one rank takes a KVPool")
     if isinstance(model, LlamaModel):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Sequence
 
 import torch
@@ -12,7 +13,7 @@ from baton.engine.model_config import ModelConfig
 from baton.engine.models.collective import Collective
 from baton.engine.models.llama import LlamaModel
 from baton.engine.parallel.groups import GroupMaker, group_maker
-from baton.engine.parallel.ranks import Ranks
+from baton.engine.parallel.ranks import ABORT_S, Ranks
 
 
 class ShardedModel:
@@ -35,6 +36,7 @@ class ShardedModel:
         self.dtype = dtype
         self.devices = tuple(devices)
         self.groups: list[Collective] = []
+        self._releases: list[Callable[[], None]] = []
         make_group = make_group or group_maker(devices, deterministic=deterministic)
         self.ranks = Ranks(devices, self._abort)
         try:
@@ -60,11 +62,21 @@ class ShardedModel:
             each = max(1, (num_threads or torch.get_num_threads()) // self.degree)
             self.ranks.run(lambda rank: torch.set_num_threads(each))
 
+    def on_close(self, release: Callable[[], None]) -> None:
+        """`release` lets go of what was captured with the groups' collectives in it: a group on GPUs does not end while that lives."""
+        self._releases.append(release)
+
     def close(self) -> None:
         """Idempotent."""
         self.ranks.close()
+        while self._releases:
+            self._releases.pop()()
         self._abort()
 
     def _abort(self) -> None:
-        for group in self.groups:
-            group.abort()
+        """On threads of their own: ending a group may wait for a device that will never answer."""
+        threads = [threading.Thread(target=group.abort, name="end of a group", daemon=True) for group in self.groups]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(ABORT_S)

@@ -52,6 +52,10 @@ class ShardedRunner:
         for runner in self._runners:
             runner.release(sequence)
 
+    def close(self) -> None:
+        """Lets go of the ranks' runners, and with them of captured steps. No launch after that."""
+        self._runners.clear()
+
 
 class _Layers:
     """Tells of a layer when all ranks have it: `ready` is then a tuple of their events, in order; None where they have none."""
