@@ -113,6 +113,11 @@ def test_turns_change_their_order_and_cells_of_a_round_share_their_seed() -> Non
     assert len({each.seed for each in found.cells}) == len(first)
 
 
+@pytest.mark.parametrize(("rate_rps", "num"), [(10.0, 100), (1.0, 20), (0.5, 15), (0.01, 8)])
+def test_a_cell_at_a_low_rate_is_longer_but_not_endless(rate_rps: float, num: int) -> None:
+    assert SweepPlan(GRID, cell_s=10.0, min_requests=20).num_requests(rate_rps) == num
+
+
 def test_a_spent_budget_leaves_the_first_round_and_a_note() -> None:
     found, _ = swept(SweepPlan(GRID, cell_s=10.0, num_repeats=5, budget_s=1e-9), LIMITS)
     assert [each.topology for each in found.cells] == list(LIMITS)

@@ -135,6 +135,7 @@ def test_pinned_stays_on_its_core_and_keeps_its_process() -> None:
         (("--devices", "tpu:0"), "'tpu:0' is no device"),
         (("--devices", f"cpu:{FIRST}"), "names 1, but must name from 2"),
         (("--workload", "poem"), "workload is 'poem'"),
+        (("--attainment", "0"), "--attainment is 0.0"),
         (("--splits", "1:9"), "does not share 2 devices"),
         (("--model", "nowhere"), "no config.json"),
         (("--verdict-of", "."), "decide.json"),

@@ -5,8 +5,9 @@ import gc
 import shlex
 import sys
 import uuid
+from collections.abc import Mapping
 from contextlib import AsyncExitStack
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated
@@ -33,6 +34,7 @@ from baton.bench.decide import load as load_record
 from baton.bench.decide.machine import describe_machine
 from baton.bench.decide.markdown import decide_markdown
 from baton.bench.decide.record import FILE_NAME, VERSION, Equality, IdlePoint, Machine, Topology
+from baton.bench.errors import require
 from baton.cli import bench_options as flags
 from baton.cli.bench_commands import explained
 from baton.cli.decide_pool import Device, Pool, is_shared, parse_devices, parse_splits, topologies_of
@@ -125,20 +127,15 @@ def decide(
         if verdict_of is not None:
             _show(load_record(verdict_of))
             return
-        pace = QUICK if quick else FULL
-        pace = replace(
-            pace,
-            cell_s=cell_s or pace.cell_s,
-            num_repeats=pace.num_repeats if repeats is None else repeats,
-            budget_s=budget_s or pace.budget_s,
-            attainment=attainment or pace.attainment,
-        )
+        given = {"cell_s": cell_s, "num_repeats": repeats, "budget_s": budget_s, "attainment": attainment}
+        pace = _with(QUICK if quick else FULL, given)
         asked = WorkloadOptions(
             workload, seed, file, prompt_words, answer_tokens, document_words, document_share, sessions, turns, shared_words, length_scale
         )
         if quick and workload == "chat":
             asked = _shrunk(asked)
         build_workload(asked)
+        RateGrid(1.0 if start_rate is None else start_rate)
         found = parse_devices(devices)
         model_path, model_name = resolve_model(model)
         if (out / FILE_NAME).exists():
@@ -155,11 +152,20 @@ def _shrunk(asked: WorkloadOptions) -> WorkloadOptions:
     """The default chat for a small model on a CPU, where the command line does not say otherwise."""
     return replace(
         asked,
-        prompt_words=asked.prompt_words or 12,
-        document_words=asked.document_words or 192,
+        prompt_words=12 if asked.prompt_words is None else asked.prompt_words,
+        document_words=192 if asked.document_words is None else asked.document_words,
         document_share=0.2 if asked.document_share is None else asked.document_share,
-        answer_tokens=asked.answer_tokens or 16,
+        answer_tokens=16 if asked.answer_tokens is None else asked.answer_tokens,
     )
+
+
+def _with(pace: Pace, given: Mapping[str, float | None]) -> Pace:
+    """`pace` with what the command line said. Raises SettingError."""
+    found = Pace(**(asdict(pace) | {name: value for name, value in given.items() if value is not None}))
+    require(found.cell_s > 0, "--cell-s", found.cell_s, "above 0")
+    require(found.budget_s > 0, "--budget-s", found.budget_s, "above 0")
+    require(0 < found.attainment <= 1, "--attainment", found.attainment, "above 0 and at most 1")
+    return found
 
 
 def _show(record: DecideRecord) -> None:
@@ -198,8 +204,9 @@ class _Run:
         first = dict(list(self._addresses.items())[:1])
         idle = asyncio.run(watched(self._supervisor, self._calibrate(first)))
         self._targets = targets_of(idle, wanted.ttft_ms, wanted.itl_p99_ms, wanted.pace.attainment, wanted.load_rps)
-        self._chunk = wanted.plain_chunk or chunk_tokens(idle, self._targets.itl_p99_ms)
-        self._start_rps = wanted.start_rps or wanted.load_rps or start_rps(idle, self._shape, len(wanted.devices))
+        self._chunk = chunk_tokens(idle, self._targets.itl_p99_ms) if wanted.plain_chunk is None else wanted.plain_chunk
+        begin_at = wanted.load_rps if wanted.start_rps is None else wanted.start_rps
+        self._start_rps = start_rps(idle, self._shape, len(wanted.devices)) if begin_at is None else begin_at
         targets = self._targets
         self._reporter.note(
             f"objectives: TTFT {targets.ttft_ms:g} ms, ITL p99 {targets.itl_p99_ms:g} ms ({targets.source}); plain servers compute at "

@@ -14,9 +14,14 @@ from baton.bench.sample import Sample
 from baton.bench.targets import Target
 
 
+#: A cell at a low rate may take so many times its seconds to have enough requests, and has at least so many.
+STRETCH, FEWEST = 3, 8
+
+
 @dataclass(frozen=True)
 class SweepPlan:
-    """`cell_s`: seconds over which a cell's requests arrive. `num_repeats`: rounds of repeats around the limits.
+    """`cell_s`: seconds over which a cell's requests arrive; up to three times as many for `min_requests` at a low rate, and never fewer than 8
+    requests. `num_repeats`: rounds of repeats around the limits.
 
     `budget_s`: no round is begun that would likely end later than this after the first cell; the first round always is."""
 
@@ -33,7 +38,8 @@ class SweepPlan:
         require(self.num_repeats >= 0, "num_repeats", self.num_repeats, "at least 0")
 
     def num_requests(self, rate_rps: float) -> int:
-        return max(self.min_requests, round(rate_rps * self.cell_s))
+        wanted = max(self.min_requests, round(rate_rps * self.cell_s))
+        return max(FEWEST, min(wanted, round(rate_rps * STRETCH * self.cell_s)))
 
 
 class Progress(Protocol):
