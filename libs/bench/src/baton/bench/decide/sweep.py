@@ -13,7 +13,6 @@ from baton.bench.errors import require
 from baton.bench.sample import Sample
 from baton.bench.targets import Target
 
-
 #: A cell at a low rate may take so many times its seconds to have enough requests, and has at least so many.
 STRETCH, FEWEST = 3, 8
 
