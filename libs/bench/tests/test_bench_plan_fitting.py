@@ -17,6 +17,7 @@ from baton.bench.plan import (
     Calibration,
     ClosedLoad,
     Demand,
+    Effort,
     FleetShape,
     Lengths,
     Link,
@@ -32,6 +33,7 @@ from baton.bench.plan import (
     save_calibration,
     sized_markdown,
 )
+from baton.bench.plan.live import stages as stages_of
 from baton.bench.plan.nonnegative import fit
 from baton.bench.runfile import Run
 from baton.bench.workload import WorkloadOptions, build_workload
@@ -140,6 +142,15 @@ def test_what_the_formulas_do_not_describe_is_refused() -> None:
 
     with pytest.raises(CalibrationError, match=r"decode step: half of .* points are further than"):
         calibrate(from_runs([shaken(run) for run in plain], (), ServerLimits(), "x"))
+
+
+@pytest.mark.parametrize("effort", [Effort(), Effort(64, 2, 4), Effort(4000, 64)])
+def test_every_stage_of_a_live_calibration_has_a_folder_and_prompts_of_its_own(effort: Effort) -> None:
+    found = list(stages_of(effort, 0))
+    names = [name for name, _ in found]
+    assert len(set(names)) == len(names)
+    assert len({plan.workload.seed for _, plan in found}) == len(found)
+    assert len({plan.workload.prompt_words for name, plan in found if name.startswith("prompt")}) >= 3
 
 
 def test_failed_repeats_are_left_out() -> None:

@@ -33,12 +33,12 @@ class Effort:
 
 def stages(effort: Effort, seed: int) -> Iterator[tuple[str, Plan]]:
     """Each stage has prompts of its own, so that no prefix cache answers."""
-    for part in PROMPT_PARTS:
-        words = max(4, round(part * effort.longest_words))
+    for words in sorted({max(4, round(part * effort.longest_words)) for part in PROMPT_PARTS}):
         workload = WorkloadOptions("fixed", seed + words, prompt_words=words, answer_tokens=3)
         yield f"prompt-{words}", Plan(workload, ArrivalOptions("closed", num_clients=1), effort.num_each, num_warm_up=1)
     rows = effort.most_rows
-    for clients, words in ((1, SHORT_WORDS), (max(2, rows // 4), SHORT_WORDS), (rows, SHORT_WORDS), (max(2, rows // 2), effort.longest_words // 2)):
+    batches = ((1, SHORT_WORDS), (max(2, rows // 4), SHORT_WORDS), (rows, SHORT_WORDS), (max(2, rows // 2), effort.longest_words // 2))
+    for clients, words in dict.fromkeys(batches):
         workload = WorkloadOptions("fixed", seed + 10_000 + clients + words, prompt_words=words, answer_tokens=effort.answer_tokens)
         arrivals = ArrivalOptions("closed", num_clients=clients)
         yield f"rows-{clients}-{words}", Plan(workload, arrivals, max(effort.num_each, 2 * clients), num_warm_up=1)
