@@ -52,7 +52,10 @@ class SharedFleet:
         return make("--etcd", self.etcd.endpoint, "--etcd-prefix", "/fleet-of-tests", "--lease-s", str(LEASE_S), *flags).start()
 
     def ready(self, gateway: Worker) -> dict[str, object]:
-        found: dict[str, object] = httpx.get(f"http://{gateway.address('http')}/ready", timeout=5).json()
+        """All of it: only clients with a key learn of the fleet."""
+        found: dict[str, object] = httpx.get(
+            f"http://{gateway.address('http')}/ready", headers={"authorization": f"Bearer {CLIENT}"}, timeout=5
+        ).json()
         return found
 
     def wait_routes(self, num: int) -> None:
