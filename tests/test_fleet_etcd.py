@@ -26,6 +26,8 @@ from gateway_etcd import EtcdServer
 pytestmark = pytest.mark.integration
 
 LEASE_S = 3
+#: Enough for these answers; four servers and other tests share one machine.
+NUM_PAGES = ("--num-pages", "256")
 PROMPT = list(range(300, 420))
 ADMIN, ADMIN_RECORD = new_key(KeyRole.ADMIN)
 CLIENT, CLIENT_RECORD = new_key(KeyRole.CLIENT)
@@ -49,7 +51,7 @@ class SharedFleet:
         self.gateways.append(Worker(ServiceSpec(f"gateway-{len(self.gateways)}", command), self.fleet.run_dir).start().wait_ready())
 
     def server(self, make: Callable[..., Worker], *flags: str) -> Worker:
-        return make("--etcd", self.etcd.endpoint, "--etcd-prefix", "/fleet-of-tests", "--lease-s", str(LEASE_S), *flags).start()
+        return make("--etcd", self.etcd.endpoint, "--etcd-prefix", "/fleet-of-tests", "--lease-s", str(LEASE_S), *NUM_PAGES, *flags).start()
 
     def ready(self, gateway: Worker) -> dict[str, object]:
         """All of it: only clients with a key learn of the fleet."""

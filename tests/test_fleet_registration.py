@@ -27,7 +27,7 @@ def fleet(model_path: Path, tmp_path: Path) -> Iterator[Fleet]:
     flags = ("--port", str(port), "--http-port", str(http_port), "--registration", "--registration-key-file", str(key_file))
     command = fleet._command("gateway", *flags, "--model-path", str(model_path), "--model-name", MODEL)
     fleet.gateway = Worker(ServiceSpec("gateway", command), tmp_path)
-    fleet.plain("--gateway-address", f"127.0.0.1:{port}", "--registration-key-file", str(key_file), "--lease-s", str(LEASE_S))
+    fleet.plain("--gateway-address", f"127.0.0.1:{port}", "--registration-key-file", str(key_file), "--lease-s", str(LEASE_S), "--num-pages", "256")
     yield fleet
     fleet.close()
 
