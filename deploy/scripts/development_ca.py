@@ -5,7 +5,8 @@
 
 writes FOLDER/ca.pem and, for each name, FOLDER/NAME/{cert,key,ca}.pem. A certificate holds for NAME (or the names and addresses behind
 `=`), localhost and 127.0.0.1, for servers and clients alike. The authority's key is FOLDER/ca-key.pem: who has it can be any service, so
-this is no way to run a fleet that matters. Called again it keeps the authority, and makes anew what ends within a third of its life; services read
+this is no way to run a fleet that matters. Give clients an authority of their own (another FOLDER): who shows a certificate of the services' may
+speak to servers as a gateway does. Called again it keeps the authority, and makes anew what ends within a third of its life; services read
 the files again while they run.
 """
 
@@ -37,6 +38,10 @@ def arguments(argv: list[str]) -> argparse.Namespace:
     parser.add_argument("folder", type=Path)
     parser.add_argument("names", nargs="+", metavar="NAME[=HOST,...]")
     parser.add_argument("--days", type=float, default=30.0, help="how long certificates hold (default: 30)")
+    parser.add_argument(
+        "--bundle", type=Path, nargs=2, metavar=("TARGET", "OTHER"), help="write this authority's certificate and those in OTHER to TARGET"
+    )
+    parser.add_argument("--peers-ca", type=Path, help="what NAME/ca.pem shall hold: who signs those that it talks to (default: this authority)")
     parser.add_argument("--owner", type=int, help="user id that gets the services' files (needs root)")
     options = parser.parse_args(argv)
     if options.days <= 0:
@@ -48,6 +53,9 @@ def main(argv: list[str]) -> int:
     options = arguments(argv)
     options.folder.mkdir(parents=True, exist_ok=True)
     ca_cert, ca_key = _authority(options.folder)
+    if options.bundle:
+        target, other = options.bundle
+        _write(target, other.read_bytes() + _pem(ca_cert), options.owner)
     for words in options.names:
         name, _, hosts = words.partition("=")
         if not name or "/" in name or name.startswith("."):
@@ -58,7 +66,7 @@ def main(argv: list[str]) -> int:
             continue
         cert, key = _issue(name, tuple(hosts.split(",")) if hosts else (name,), options.days, ca_cert, ca_key)
         folder.mkdir(exist_ok=True)
-        _write(folder / "ca.pem", _pem(ca_cert), options.owner)
+        _write(folder / "ca.pem", options.peers_ca.read_bytes() if options.peers_ca else _pem(ca_cert), options.owner)
         _write(folder / "key.pem", _key_pem(key), options.owner)
         _write(folder / "cert.pem", _pem(cert), options.owner)
         if options.owner is not None:

@@ -126,7 +126,7 @@ def test_mutual_tls(images: Engine, tmp_path: Path) -> None:
     with Stack(images, "mutual-tls.yaml") as stack:
         address = f"https://localhost:{stack.ports[0]}"
         for name in ("ca.pem", "cert.pem", "key.pem"):
-            text = stack("run", "--rm", "-T", "--no-deps", "--entrypoint", "cat", "certificates", f"/certificates/client/{name}")
+            text = stack("run", "--rm", "-T", "--no-deps", "--entrypoint", "cat", "client-certificates", f"/certificates/client/{name}")
             (tmp_path / name).write_text(text)
         mine = ("--ca", str(tmp_path / "ca.pem"), "--cert", str(tmp_path / "cert.pem"), "--key", str(tmp_path / "key.pem"))
         done = stack.smoke(address, *mine)
@@ -134,7 +134,29 @@ def test_mutual_tls(images: Engine, tmp_path: Path) -> None:
         assert done.returncode == 0, done.stderr
         assert stack.smoke(address, "--ca", str(tmp_path / "ca.pem"), "--wait-s", "0").returncode == 1, "a client without a certificate was answered"
         (gateway,) = stack.containers("gateway")
-        assert stack.here("exec", gateway, "ls", "/certificates").split() == ["ca.pem", "cert.pem", "key.pem"]
+        assert stack.here("exec", gateway, "ls", "/certificates").split() == ["ca.pem", "cert.pem", "client-ca.pem", "key.pem"]
+        assert knocks(stack, "gateway", "prefill:8003") == "", "the gateway's certificate opens a server"
+        assert "prefill:8003 does not answer: UNAVAILABLE" in knocks(stack, "client", "prefill:8003"), "a client's certificate opened a server"
+
+
+def knocks(stack: Stack, who: str, address: str) -> str:
+    """What healthy.py says of a server when it shows the certificate of `who`, on the stack's own network."""
+    volume = f"baton-tests_{who}-certificates:/certificates:ro"
+    files = [f"--tls-{name}-file=/certificates/{name}.pem" for name in ("cert", "key", "ca")]
+    command = (
+        "run",
+        "--rm",
+        "--network",
+        "baton-tests_default",
+        "--volume",
+        volume,
+        "--entrypoint",
+        "python",
+        f"baton-gateway:{TAG}",
+        "/opt/healthy.py",
+    )
+    words = [stack.here.docker, *command, address, *files]
+    return subprocess.run(words, env=stack.here.environment, capture_output=True, text=True, timeout=60, check=False).stderr
 
 
 class Load:
