@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import signal
 import subprocess
@@ -14,6 +15,7 @@ from typing import Any
 import grpc
 import grpc.aio
 import pytest
+import trustme
 
 from baton.wire.channel import CHANNEL_OPTIONS, SERVER_OPTIONS
 from baton.wire.v1 import worker_pb2, worker_pb2_grpc
@@ -89,3 +91,18 @@ async def main() -> None:
 
 if __name__ == "__main__":
     asyncio.run(main())
+
+
+async def test_a_connection_that_never_begins_its_handshake_is_closed() -> None:
+    """Before there is a connection, keepalive does not run."""
+    leaf = trustme.CA().issue_cert("localhost")
+    pair = (leaf.private_key_pem.bytes(), leaf.cert_chain_pems[0].bytes())
+    server = grpc.aio.server(options=hasty(SERVER_OPTIONS))
+    port = server.add_secure_port("127.0.0.1:0", grpc.ssl_server_credentials([pair]))
+    await server.start()
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    with contextlib.suppress(ConnectionResetError):
+        async with asyncio.timeout(30):
+            assert await reader.read() == b""
+    writer.close()
+    await server.stop(0)

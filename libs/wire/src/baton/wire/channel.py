@@ -35,6 +35,8 @@ SERVER_OPTIONS: list[tuple[str, int]] = [
     *_KEEPALIVE,
     *_SIZES,
     ("grpc.http2.min_ping_interval_without_data_ms", 5_000),
+    # Whoever connects and says nothing is held for 20 s, not for gRPC's default of two minutes.
+    ("grpc.server_handshake_timeout_ms", 20_000),
     # Two servers on one port would share its connections at random.
     ("grpc.so_reuseport", 0),
 ]
