@@ -38,8 +38,8 @@ class SlowFleet(Fleet):
 @pytest.fixture(scope="module")
 def fleet(model_path: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
     fleet = SlowFleet(model_path, tmp_path_factory.mktemp("slow"))
-    fleet.prefill("--max-batched-tokens", "64")
-    fleet.decode("--digest", "all")
+    fleet.prefill("--max-batched-tokens", "64", "--num-pages", "1024")
+    fleet.decode("--digest", "all", "--num-pages", "1024")
     yield fleet.start()
     fleet.close()
 

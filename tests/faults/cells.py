@@ -117,8 +117,9 @@ class FaultFleet(Fleet):
         fresh.rename(self.hold_file)
 
     def build(self) -> FaultFleet:
-        self.prefill("--transport", "tcp", "--max-batched-tokens", "64", "--stall-limit-s", "300")
-        self.decode("--transport", "tcp", "--digest", "all", "--stall-limit-s", "300")
+        common = ("--transport", "tcp", "--num-pages", "512", "--stall-limit-s", "300")
+        self.prefill("--max-batched-tokens", "64", *common)
+        self.decode("--digest", "all", *common)
         self.start("--stall-limit-s", "300")
         return self
 

@@ -44,11 +44,12 @@ class House(Fleet):
         return "in etcd" if self.etcd is not None else "named on the gateways' command lines: there is no etcd on this machine"
 
     def build(self) -> House:
-        """One thread of arithmetic each: six processes share what cores there are."""
+        """Small pools, and one thread of arithmetic each: six processes share what cores and memory there are."""
         joined = ("--etcd", self.etcd.start().endpoint) if self.etcd is not None else ()
+        small = ("--threads", "1", "--num-pages", "512")
         for _ in range(NUM_OF_EACH):
-            self.prefill("--threads", "1", *joined)
-            self.decode("--threads", "1", "--digest", "all", *joined)
+            self.prefill(*small, *joined)
+            self.decode("--digest", "all", *small, *joined)
         for worker in self.workers:
             worker.start()
         for worker in self.workers:
