@@ -58,11 +58,15 @@ def questions(model_path: Path, count: int, seed: int, answers: tuple[int, ...] 
 
 @dataclass
 class Judgement:
-    """right: as the undisturbed run. failed: (code, cause, origin, stage) -> how many. wrong, nameless, hung: in words; there must be none."""
+    """right: as the undisturbed run. failed: (code, cause, origin, stage) -> how many. not_taken: there was no connection to send it over.
+
+    wrong, nameless, hung: in words; there must be none.
+    """
 
     right: int = 0
     cancelled: int = 0
     cut_off: int = 0
+    not_taken: int = 0
     failed: Counter[tuple[str, str, str, str]] = field(default_factory=Counter)
     wrong: list[str] = field(default_factory=list)
     nameless: list[str] = field(default_factory=list)
@@ -75,7 +79,7 @@ class Judgement:
 
     @property
     def total(self) -> int:
-        return self.right + self.cancelled + self.cut_off + self.num_failed + len(self.wrong) + len(self.nameless) + len(self.hung)
+        return self.right + self.cancelled + self.cut_off + self.not_taken + self.num_failed + len(self.wrong) + len(self.nameless) + len(self.hung)
 
 
 class NamedError(Exception):
@@ -87,7 +91,11 @@ class NamedError(Exception):
 
 
 class GatewayGoneError(Exception):
-    """The connection to the gateway broke, or there is none: nobody was left who could have said why."""
+    """The connection to the gateway broke: nobody was left who could have said why."""
+
+
+class NotTakenError(Exception):
+    """There was no connection to the gateway: it never had the request."""
 
 
 async def over_grpc(stub: InferenceStub, question: Question, deadline_s: float) -> list[int]:
@@ -103,7 +111,8 @@ async def over_grpc(stub: InferenceStub, question: Question, deadline_s: float) 
         if error.code() is grpc.StatusCode.DEADLINE_EXCEEDED:
             raise NamedError("DEADLINE_EXCEEDED", "the client's own clock", "client", "UNSPECIFIED") from error
         if error.code() is grpc.StatusCode.UNAVAILABLE:
-            raise GatewayGoneError(error.details()) from error
+            never = (error.details() or "").startswith("failed to connect")
+            raise (NotTakenError if never else GatewayGoneError)(error.details()) from error
         raise
 
 
@@ -120,6 +129,8 @@ async def over_http(client: httpx.AsyncClient, question: Question, *, stream: bo
             if response.status_code != 200:
                 raise _named(response.status_code, json.loads(await response.aread()))
             return await _text_of(response)
+    except (httpx.ConnectError, httpx.ConnectTimeout) as error:
+        raise NotTakenError from error
     except httpx.TransportError as error:
         raise GatewayGoneError(repr(error)) from error
 
@@ -190,6 +201,9 @@ async def ask(client: Client, question: Question, right: list[int] | str, gatewa
         return False
     except NamedError as error:
         into.failed[error.words] += 1
+        return False
+    except NotTakenError:
+        into.not_taken += 1
         return False
     except GatewayGoneError as error:
         if down(gateway):

@@ -14,7 +14,7 @@ from soak.rounds import Round
 
 PROMISE = """\
 Every request that was not taken back by its client ended as an undisturbed run of it does, token for token, or with a named cause; none outlived its
-deadline. *cut off*: its gateway was killed or stopped while it was open."""
+deadline. *cut off*: its gateway was killed or stopped while it was open. *not taken*: there was no connection to send it over."""
 RESULTS = Path(__file__).parents[2] / "docs" / "results"
 
 
@@ -51,9 +51,9 @@ def _requests(rounds: list[Round]) -> str:
         said = one.judgement
         times = sorted(said.seconds)
         middle, late = (statistics.median(times), times[int(len(times) * 0.99)]) if times else (0.0, 0.0)
-        counts = (said.total, said.right, said.num_failed, said.cut_off, said.cancelled)
+        counts = (said.total, said.right, said.num_failed, said.cut_off, said.not_taken, said.cancelled)
         rows.append([str(number), f"{one.seconds:.0f} s", *map(str, counts), f"{middle:.1f} s", f"{late:.1f} s"])
-    return _table(["round", "lasted", "requests", "right", "failed by name", "cut off", "taken back", "p50", "p99"], rows)
+    return _table(["round", "lasted", "requests", "right", "failed by name", "cut off", "not taken", "taken back", "p50", "p99"], rows)
 
 
 def _failures(rounds: list[Round]) -> str:
