@@ -100,6 +100,7 @@ def ask(gateway: Worker, num_tokens: int = 12) -> tuple[list[int], pb.RoomReport
     return [token for message in messages for token in message.token_ids], messages[-1].report
 
 
+@pytest.mark.timeout(900)  # eight services start, one after the other; every wait has a limit of its own
 def test_a_fleet_in_etcd_from_nothing_to_nothing(shared: SharedFleet) -> None:
     fleet = shared.fleet
     for _ in range(2):

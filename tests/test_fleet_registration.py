@@ -47,6 +47,7 @@ def answer(fleet: Fleet) -> str:
     return str(response.json()["choices"][0]["text"])
 
 
+@pytest.mark.timeout(600)  # four services start, one after the other; every wait has a limit of its own
 def test_a_server_and_its_gateway_find_each_other_whoever_comes_first(fleet: Fleet) -> None:
     gateway, worker = fleet.gateway, fleet.workers[0]
     assert gateway is not None
