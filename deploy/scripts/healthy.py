@@ -13,7 +13,9 @@ import argparse
 import json
 import os
 import sys
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import grpc
 
@@ -62,12 +64,12 @@ def channel_to(address: str, options: argparse.Namespace) -> grpc.Channel:
 def check(address: str, options: argparse.Namespace) -> None:
     """Raises NotHealthyError."""
     with channel_to(address, options) as channel:
-        call = channel.unary_unary("/grpc.health.v1.Health/Check", request_serializer=None, response_deserializer=None)
+        call: Callable[..., bytes] = channel.unary_unary("/grpc.health.v1.Health/Check", request_serializer=None, response_deserializer=None)
         try:
-            answer: bytes = call(b"", timeout=options.timeout_s)
+            answer = call(b"", timeout=options.timeout_s)
         except grpc.RpcError as error:
-            code, details = (error.code().name, error.details()) if isinstance(error, grpc.Call) else ("UNKNOWN", str(error))
-            raise NotHealthyError(f"{address} does not answer: {code}: {details}") from None
+            told: Any = error  # a call as well, which its type does not say
+            raise NotHealthyError(f"{address} does not answer: {told.code().name}: {told.details()}") from None
     if answer != _SERVING:
         raise NotHealthyError(f"{address} says {_STATES.get(answer, repr(answer))}")
 

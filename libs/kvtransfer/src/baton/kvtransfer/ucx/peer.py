@@ -72,8 +72,8 @@ class UcxPeer(Peer):
         points: list[ProbePoint] = []
         timeout_ns = int(self._probe_timeout_s * 1e9)
         for num_bytes in (size for size in _PROBE_SIZES if size <= self._invitation.scratch.num_bytes):
-            slowest = min((point.gigabytes_per_s for point in points), default=float("inf")) * 1e9
-            if _moved_by_probe(num_bytes) > slowest * self._probe_timeout_s * _PROBE_SHARE:
+            fastest = max((point.gigabytes_per_s for point in points), default=float("inf")) * 1e9
+            if _moved_by_probe(num_bytes) > fastest * self._probe_timeout_s * _PROBE_SHARE:
                 break  # a slow wire: what is known must do
             memory = self._side.probe_memory(num_bytes)
             for direction in ("write", "read"):
