@@ -76,6 +76,12 @@ def test_wrong_answers_are_no_competition() -> None:
     assert "split-1-1 differ from those of one" in verdict.headline
 
 
+def test_a_run_that_was_stopped_says_what_it_does_not_know() -> None:
+    verdict = judge(record(PAIR, swept({"one": 1.0, "copies": 2.0})))
+    assert verdict.recommended == "copies"
+    assert "split-1-1: not measured, so this verdict does not know it" in verdict.reasons
+
+
 def test_nothing_measured_is_no_verdict() -> None:
     assert judge(record(PAIR, [])).outcome == "invalid"
 

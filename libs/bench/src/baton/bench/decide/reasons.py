@@ -45,6 +45,9 @@ def of_load(record: DecideRecord, topology: Topology, capacities: Mapping[str, C
 def evidence(record: DecideRecord, capacities: Mapping[str, Capacity]) -> Iterator[str]:
     for name, found in capacities.items():
         yield f"{name}: {capacity_words(found)}; above it {LIMIT_WORDS[found.limit]}"
+    for topology in record.topologies:
+        if topology.name not in capacities:
+            yield f"{topology.name}: not measured, so this verdict does not know it"
     yield from _tails(record)
     yield from _throughput(record)  # after the tokens that it rests on
 
@@ -63,13 +66,14 @@ def _tails(record: DecideRecord) -> Iterator[str]:
 
 
 def _throughput(record: DecideRecord) -> Iterator[str]:
-    reported = {topology.name: sum(cell.tokens_reported for cell in record.cells_of(topology.name)) for topology in record.topologies}
-    counted = {topology.name: sum(cell.tokens_retokenised or 0 for cell in record.cells_of(topology.name)) for topology in record.topologies}
+    measured = [topology for topology in record.topologies if record.cells_of(topology.name)]
+    reported = {topology.name: sum(cell.tokens_reported for cell in record.cells_of(topology.name)) for topology in measured}
+    counted = {topology.name: sum(cell.tokens_retokenised or 0 for cell in record.cells_of(topology.name)) for topology in measured}
     if any(counted.values()):
         yield "output tokens counted again from the texts: " + ", ".join(
             f"{name} {num} of {reported[name]} reported" for name, num in counted.items()
         )
-    most = {topology.name: max((cell.output_tokens_per_s for cell in record.cells_of(topology.name)), default=0.0) for topology in record.topologies}
+    most = {topology.name: max((cell.output_tokens_per_s for cell in record.cells_of(topology.name)), default=0.0) for topology in measured}
     if len(most) > 1:
         yield "most output tokens a second in any cell, whether objectives were met or not: " + ", ".join(
             f"{name} {rate:.3g}" for name, rate in most.items()
