@@ -151,7 +151,9 @@ async def test_models_health_and_ready(split: Stack, client: openai.AsyncOpenAI,
     assert (await raw.get("/health")).json() == {"status": "ok"}
     path = {"prefill": "prefill-0", "decode": "decode-0", "transport": "sysv", "gb_per_s": 4.0}
     ready = {"ready": True, "draining": False, "routes": 1, "problems": [], "paths": [path], "rooms": 0}
-    assert (await raw.get("/ready")).json() == ready
+    said = (await raw.get("/ready")).json()
+    assert {name: servers["usable"] for name, servers in said.pop("servers").items()} == {"prefill": 1, "decode": 1, "plain": 0}
+    assert said == ready
     await split.decode.kill()
     await split.ready(ready=False)
     lost = await raw.get("/ready")
