@@ -4,7 +4,7 @@
 
 Calibrates with one plain server and one pair, then measures one plain server, two plain servers and a pair under two Poisson loads each, and
 simulates the same requests at the same times. Prints predicted against measured; exits with 1 if p50 is off by more than 15 % or p99 by more
-than 25 %. Predictions are made from the calibration alone: no measured load is fitted to.
+than 25 %, with 2 if the machine was too busy to calibrate. Predictions are made from the calibration alone: no measured load is fitted to.
 """
 
 import argparse
@@ -20,6 +20,7 @@ from rich.console import Console
 
 from baton.bench import ArrivalOptions, Asking, Contestant, Plan, WorkloadOptions, load_run, measure, open_target, summarise
 from baton.bench.decide.machine import describe_machine
+from baton.bench.errors import BenchError
 from baton.bench.plan import (
     Calibration,
     Effort,
@@ -162,7 +163,11 @@ def main() -> int:
             addresses = pool.start(["split"], (), note)
             addresses |= pool.start(["one", "copies"], ("--mixed-prompt-tokens", str(MIXED_PROMPT_TOKENS)), note)
         addresses = {name: addresses[name] for name in SHAPES}
-        calibration, runs = asyncio.run(watched(supervisor, measured_runs(addresses, model_name, arguments, folder, console)))
+        try:
+            calibration, runs = asyncio.run(watched(supervisor, measured_runs(addresses, model_name, arguments, folder, console)))
+        except BenchError as error:
+            print(f"nothing was compared: {error} (raw samples: {folder})", file=sys.stderr)
+            return 2
     rows = []
     for run in runs:
         load = replayed(run.samples)

@@ -105,8 +105,13 @@ class DecodeServer(Stepping):
     def _fits(self, job: Job) -> bool:
         if not self._in_transfer and not len(self.seats):
             return self._limits.pages_for(job.prompt) <= self.seats.rows.free
-        promised = sum(self.seats.growth(other, self._limits.pages_for(other.prompt)) for other in self._in_transfer.values())
+        promised = sum(map(self._growth_in_transfer, self._in_transfer.values()))
         return self.seats.has_room_for(self.seats.growth(job, 0), promised)
+
+    def _growth_in_transfer(self, job: Job) -> int:
+        """Its first token may be drawn already; decode does not know it before the landing."""
+        ahead = min(job.answer, self._limits.growth_tokens)
+        return self._limits.pages_for(job.prompt + ahead) - self._limits.pages_for(job.prompt)
 
     def _num_steady(self, most: int) -> int:
         return self.seats.num_steady(most)
