@@ -84,7 +84,7 @@ class RoomBook:
             self._post_held(send)
 
     def hand_over(self, send: RoomSend, layer: HeldLayer) -> None:
-        """A layer's pages, to be posted now or with those that are held."""
+        """A layer's pages, of a room that is not ending, to be posted now or with those that are held."""
         if send.writes and self._layerwise:
             self._post(send, layer)
         else:
@@ -147,11 +147,11 @@ class RoomBook:
     def _post_held(self, send: RoomSend) -> None:
         held, send.held = send.held, []
         for layer in held:
+            if not send.can_post:
+                return  # one before it could not be written
             self._post(send, layer)
 
     def _post(self, send: RoomSend, layer: HeldLayer) -> None:
-        if not send.can_post:
-            return  # one before it could not be written
         try:
             posted = send.post(layer)
         except InvalidArgument as error:

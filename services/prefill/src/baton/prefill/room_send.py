@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import numpy as np
 
@@ -17,13 +18,12 @@ from baton.prefill.route_write import RouteWrite
 from baton.workerkit import PageHash
 
 
-@dataclass(frozen=True, slots=True)
-class HeldLayer:
-    """Handed over before it could be posted. events: device events of each rank, as integers; none when the bytes are there."""
+class HeldLayer(NamedTuple):
+    """A layer of some pages of the prompt, as it was handed over. events: device events of each rank, as integers; none when the bytes are there."""
 
     layer: int
-    first: int
-    count: int
+    first_page: int
+    num_pages: int
     events: tuple[int, ...]
 
 
@@ -87,12 +87,13 @@ class RoomSend:
     def post(self, held: HeldLayer) -> bool:
         """Posts one layer's pages of the prompt, those that decode does not hold already, on every way. True if there were any."""
         assert self.publication is not None
-        skip = max(self.publication.resident_pages - held.first, 0)
-        first, count = held.first + skip, held.count - skip
+        layer, first, count, events = held
+        skip = max(self.publication.resident_pages - first, 0)
+        first, count = first + skip, count - skip
         if count <= 0:
             return False
         for write in self.writes:
-            write.post(held.layer, self.pages, self.publication.pages, first, count, held.events)
+            write.post(layer, self.pages, self.publication.pages, first, count, events)
         return True
 
     def doorbells(self) -> list[Doorbell]:

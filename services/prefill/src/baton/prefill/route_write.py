@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 import numpy as np
+import numpy.typing as npt
 
 from baton.engine.layout import KVLayout
 from baton.engine.types import Extent
@@ -17,11 +18,12 @@ from baton.workerkit import PageHash
 
 @dataclass(slots=True)
 class _Chunk:
-    """Spans of layer 0 for one range of pages: another layer's are the same, some planes further."""
+    """Spans of layer 0 for one range of pages: another layer's are the same, `stride` a layer further."""
 
     first: int
     count: int
     spans: SpanArray
+    stride: npt.NDArray[np.int64]
 
 
 @dataclass(slots=True)
@@ -38,16 +40,14 @@ class RouteWrite:
 
     def post(self, layer: int, source_pages: PageArray, target_pages: PageArray, first: int, count: int, events: tuple[int, ...]) -> None:
         """Queues pages [first, first + count) of the prompt. events: of each of our ranks, or none. Raises what the handle's `post` does."""
-        ready = events[self.route.source_rank] if events else None
-        self.handle.post(self._spans(layer, source_pages, target_pages, first, count), ready)
-
-    def _spans(self, layer: int, source_pages: PageArray, target_pages: PageArray, first: int, count: int) -> SpanArray:
         chunk = self._chunk
-        if chunk is None or (chunk.first, chunk.count) != (first, count):
-            spans = route_spans(self.route, self.source, self.target, 0, source_pages, target_pages, first, count)
-            chunk = self._chunk = _Chunk(first, count, spans)
-        shift = np.array([2 * layer * self.source.plane_bytes, 2 * layer * self.target.plane_bytes, 0], dtype=np.int64)
-        return chunk.spans + shift
+        if chunk is None or chunk.first != first or chunk.count != count:
+            chunk = self._chunk = self._cut(source_pages, target_pages, first, count)
+        self.handle.post(chunk.spans + layer * chunk.stride, events[self.route.source_rank] if events else None)
+
+    def _cut(self, source_pages: PageArray, target_pages: PageArray, first: int, count: int) -> _Chunk:
+        spans = route_spans(self.route, self.source, self.target, 0, source_pages, target_pages, first, count)
+        return _Chunk(first, count, spans, np.array([2 * self.source.plane_bytes, 2 * self.target.plane_bytes, 0], dtype=np.int64))
 
     def digest(self, extents: Iterable[Extent], first: int, count: int) -> int:
         """Of what went over this route: the same bytes in the same order as decode reads them. Takes a while."""
