@@ -17,19 +17,19 @@ def await_predecessor(chained: tl.constexpr):  # type: ignore[no-untyped-def]
         tl.extra.cuda.gdc_wait()
 
 
-@triton.jit  # type: ignore[untyped-decorator]
+@triton.jit
 def allow_successor():  # type: ignore[no-untyped-def]
     """The first half of `await_predecessor`, of a chained launch that has something to do before `await_written`."""
     tl.extra.cuda.gdc_launch_dependents()
 
 
-@triton.jit  # type: ignore[untyped-decorator]
+@triton.jit
 def await_written():  # type: ignore[no-untyped-def]
     """The second half."""
     tl.extra.cuda.gdc_wait()
 
 
-@triton.jit  # type: ignore[untyped-decorator]
+@triton.jit
 def fetch_lines(pointers):  # type: ignore[no-untyped-def]
     """What lies at `pointers`, one a 128-byte line, begins to come into the second-level cache. Right before `await_written` only for what no
     launch writes, such as weights: it is ordered with nothing."""
