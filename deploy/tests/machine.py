@@ -65,7 +65,10 @@ class Engine:
         return False
 
     def build(self, dockerfile: str, tag: str, context: Path) -> None:
-        """Once a session."""
+        """Once a session; with BATON_DEPLOY_REUSE set, not where an earlier session's is there."""
+        if os.environ.get("BATON_DEPLOY_REUSE") and self.succeeds("image", "inspect", tag):
+            print(f"{tag}: AN EARLIER SESSION'S IMAGE IS USED, BATON_DEPLOY_REUSE is set")
+            return
         if tag not in self.built:
             arguments = ("--build-arg", f"PYTHON_IMAGE={self.python_image}", "--file", str(context / dockerfile), "--tag", tag)
             began = time.monotonic()
