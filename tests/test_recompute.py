@@ -267,6 +267,8 @@ def test_a_frozen_decode_server_is_left_in_mid_stream(fleet: Fleet, undisturbed:
         frozen.running.send(signal.SIGCONT)
     assert answers == undisturbed
     moved = retried(fleet)[before:]
-    assert {record["cause"] for record in moved} == {"decode_silent"}, moved
+    # Nobody closes a socket: the gateway's own listening finds it, or, on a busy machine, gRPC's keepalive does so before.
+    assert moved
+    assert {record["cause"] for record in moved} <= {"decode_silent", "decode_lost"}, moved
     whole_again(fleet)
     fleet.assert_free(30)
