@@ -8,6 +8,7 @@ cache folder), and an etcd from this machine's own.
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import os
 import re
 import shutil
@@ -128,7 +129,7 @@ def _own_daemon(docker: str) -> Iterator[Engine]:
     daemon = shutil.which("dockerd")
     if daemon is None or shutil.which("iptables") is None:
         raise NoEngineError("no Docker daemon answers, and there is no dockerd with iptables to start one (Debian: docker.io, iptables)")
-    with tempfile.TemporaryDirectory(prefix="baton-docker-", ignore_cleanup_errors=True) as folder, _network_as_before():
+    with _only_one(), tempfile.TemporaryDirectory(prefix="baton-docker-", ignore_cleanup_errors=True) as folder, _network_as_before():
         socket = f"unix://{folder}/docker.sock"
         words = (daemon, "--data-root", f"{folder}/data", "--exec-root", f"{folder}/exec", "--host", socket, "--pidfile", f"{folder}/pid")
         with open(f"{folder}/log", "w") as log:
@@ -146,6 +147,24 @@ def _own_daemon(docker: str) -> Iterator[Engine]:
         finally:
             process.terminate()
             process.wait(60)
+
+
+@contextlib.contextmanager
+def _only_one() -> Iterator[None]:
+    """Daemons share a bridge and the firewall's chains, whatever their folders: another run of these tests on this machine is waited for."""
+    cache = _cache()
+    cache.mkdir(parents=True, exist_ok=True)
+    with open(cache / "docker.lock", "w") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            print("docker: another run of these tests has a daemon of its own; waiting for its end")
+            fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+
+
+def _cache() -> Path:
+    return Path(os.environ.get("BATON_CACHE_DIR") or Path.home() / ".cache" / "baton") / "deploy"
 
 
 @contextlib.contextmanager
@@ -204,8 +223,7 @@ _UNNEEDED = "usrmerge perl perl-modules-5.36 libperl5.36 libnumber-compare-perl 
 
 def _debian_archive() -> Path:
     """A root file system with Python, as slim as the official image's; made once and kept."""
-    cache = Path(os.environ.get("BATON_CACHE_DIR") or Path.home() / ".cache" / "baton")
-    archive = cache / "deploy" / "debian-bookworm-python-2.tar"
+    archive = _cache() / "debian-bookworm-python-2.tar"
     if archive.exists():
         return archive
     if shutil.which("mmdebstrap") is None:
