@@ -37,9 +37,6 @@ class Question:
     max_tokens: int
 
 
-#: Of a sampled question: the most probable tokens only. Over the whole vocabulary the steps of the cumulative distribution are as narrow as what
-#: float32 rounds differently in another batch, so that a draw may fall to the neighbour.
-TOP_K = 8
 TEXT = Path(__file__).parents[2] / "LICENSE"
 
 
@@ -99,7 +96,7 @@ class NotTakenError(Exception):
 
 
 async def over_grpc(stub: InferenceStub, question: Question, deadline_s: float) -> list[int]:
-    drawn = {"temperature": question.temperature, "top_k": TOP_K, "seed": question.seed}
+    drawn = {"temperature": question.temperature, "seed": question.seed}
     sampling = pb.SamplingParams(**drawn, max_tokens=question.max_tokens, ignore_eos=True)
     request = pb.GenerateRequest(model=MODEL, token_ids=pb.TokenIds(ids=question.prompt), sampling=sampling)
     try:
@@ -117,7 +114,7 @@ async def over_grpc(stub: InferenceStub, question: Question, deadline_s: float) 
 
 
 async def over_http(client: httpx.AsyncClient, question: Question, *, stream: bool) -> str:
-    body = {"model": MODEL, "prompt": list(question.prompt), "temperature": question.temperature, "top_k": TOP_K, "seed": question.seed}
+    body = {"model": MODEL, "prompt": list(question.prompt), "temperature": question.temperature, "seed": question.seed}
     body |= {"max_tokens": question.max_tokens, "ignore_eos": True, "stream": stream}
     try:
         if not stream:

@@ -6,7 +6,7 @@ import pytest
 import torch
 from kernel_cases import DEVICE, random, strided
 
-from baton.kernels import naive_sample, naive_uniform, sample
+from baton.kernels import naive_arrivals, naive_draw_key, naive_sample, sample
 
 # (vocabulary, temperature, top_k, top_p, min_p)
 FILTERS = [
@@ -37,7 +37,7 @@ def test_draws_are_those_of_the_naive_twin(case, dtype):
     rows = 4 if DEVICE == "cpu" else 200
     logits = strided(3 * random(rows, vocab_size, dtype=dtype))
     drawn, expected = sample(logits, *settings(rows, *filters)), naive_sample(logits, *settings(rows, *filters))
-    # A point of the distribution may lie on an edge between two tokens: with so few rows that is next to impossible.
+    # Two tokens may arrive within rounding of one another: with so few rows that is next to impossible.
     assert (drawn == expected).float().mean() >= (1 if DEVICE == "cpu" else 0.99)
     assert case[2] == 1 or case[3] == 0 or drawn.unique().numel() > 1
 
@@ -99,7 +99,14 @@ def test_draws_follow_the_distribution():
 def test_random_numbers_are_philox():
     # Salmon et al.'s known answer for counter and key 0: words 6627e8d5 e169c58d bc57ac4c 9b00dbd8.
     zero = torch.zeros(1, dtype=torch.int64)
-    assert naive_uniform(zero, zero).item() == ((0x6627E8D5 >> 5) * 2**26 + (0xE169C58D >> 6)) / 2**53
+    assert [word.item() for word in naive_draw_key(zero, zero)] == [0x6627E8D5, 0xE169C58D]
+
+
+def test_arrivals_are_exponential():
+    times = naive_arrivals(torch.arange(20), torch.full((20,), 7), 20_000)
+    assert times.min() > 0
+    counts = torch.histc(torch.exp(-times.double()), bins=100, min=0, max=1)
+    assert ((counts - 4000) ** 2 / 4000).sum() < 149.4, "99 degrees of freedom, p = 0.001"
 
 
 def test_what_does_not_fit_is_refused():

@@ -22,8 +22,7 @@ def philox4x32(counter: tuple[int, int, int, int], key: tuple[int, int]) -> tupl
     return c0, c1, c2, c3
 
 
-def uniform(seed: int, position: int) -> float:
-    """One number in [0, 1) with 53 random bits. seed: 64 bits; position: of the token that is drawn, the prompt's first being 0."""
+def draw_key(seed: int, position: int) -> tuple[int, int]:
+    """Two 32-bit words. seed: 64 bits; position: of the token that is drawn, the prompt's first being 0."""
     counter = (position & _MASK, (position >> 32) & _MASK, 0, 0)
-    r0, r1, _, _ = philox4x32(counter, (seed & _MASK, (seed >> 32) & _MASK))
-    return ((r0 >> 5) * 67108864 + (r1 >> 6)) / 9007199254740992
+    return philox4x32(counter, (seed & _MASK, (seed >> 32) & _MASK))[:2]

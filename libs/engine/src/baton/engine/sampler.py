@@ -9,11 +9,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from baton.engine.philox import uniform
+from baton.engine.philox import draw_key
+from baton.engine.race import arrivals
 from baton.engine.types import SamplingParams
-
-#: A draw adds up blocks of this many token ids first, then the tokens of one block.
-_BLOCK = 256
 
 #: Filters find their last token through a histogram of the logits: this many bins, each this part of a factor e in probability wide.
 _NUM_BINS = 2048
@@ -34,8 +32,8 @@ def sample(logits: Tensor, draws: List[Draw]) -> list[int | None]:
     """logits [rows, vocabulary] float32, may be overwritten -> a token a row; None where a row's logits are not finite.
 
     Temperature 0 takes the largest logit (the lowest id among equals). Otherwise: temperature, top_k, top_p, min_p in that order,
-    then the inverse of the cumulative distribution, in the order of token ids, at `uniform(seed, position)`. A filter keeps every token
-    that is as probable as the last one it keeps, so that the order of equals does not matter.
+    then a race of the tokens that are left, with times that `draw_key(seed, position)` decides. A filter keeps every token that is as
+    probable as the last one it keeps, so that the order of equals does not matter.
     """
     _forbid_early_stop(logits, draws)
     best, tokens = logits.max(dim=-1)
@@ -47,8 +45,9 @@ def sample(logits: Tensor, draws: List[Draw]) -> list[int | None]:
     if random:
         params = [draws[row].params for row in random]
         weights = _weights(logits[random] if len(random) < len(draws) else logits, best[random], params)
-        chances = [uniform(draws[row].params.seed, draws[row].position) for row in random]
-        for row, token in zip(random, _pick(weights, chances), strict=True):
+        for row, weight in zip(random, weights, strict=True):
+            weight.div_(arrivals(draw_key(draws[row].params.seed, draws[row].position), len(weight)))
+        for row, token in zip(random, weights.argmax(dim=-1).tolist(), strict=True):
             drawn[row] = token
     return drawn
 
@@ -56,7 +55,7 @@ def sample(logits: Tensor, draws: List[Draw]) -> list[int | None]:
 def filtered_probabilities(logits: Tensor, params: SamplingParams) -> Tensor:
     """[vocabulary] float32: the distribution that `sample` draws from at a temperature above 0. For tests and logprobs."""
     weights = _weights(logits.unsqueeze(0), logits.max().unsqueeze(0), [params])[0]
-    return weights[: len(logits)] / weights.sum()
+    return weights / weights.sum()
 
 
 def _forbid_early_stop(logits: Tensor, draws: List[Draw]) -> None:
@@ -66,14 +65,11 @@ def _forbid_early_stop(logits: Tensor, draws: List[Draw]) -> None:
 
 
 def _weights(logits: Tensor, best: Tensor, params: List[SamplingParams]) -> Tensor:
-    """[rows, vocabulary rounded up to whole blocks] float32: unnormalised probabilities, 0 where a filter says no."""
-    num_rows, vocab_size = logits.shape
-    temperatures = torch.tensor([[each.temperature] for each in params])
-    scaled = torch.full((num_rows, -(-vocab_size // _BLOCK) * _BLOCK), -math.inf)
+    """[rows, vocabulary] float32: unnormalised probabilities, 0 where a filter says no."""
     # The largest scaled logit is 0: nothing overflows at any temperature.
-    torch.div(logits - best.unsqueeze(-1), temperatures, out=scaled[:, :vocab_size])
+    scaled = (logits - best.unsqueeze(-1)).div_(torch.tensor([[each.temperature] for each in params]))
     for row, each in zip(scaled, params, strict=True):
-        edge = _edge(row, each, vocab_size)
+        edge = _edge(row, each, logits.shape[-1])
         if edge is not None:
             row.masked_fill_(row < edge, -math.inf)
     return scaled.exp_()
@@ -115,25 +111,3 @@ def _nucleus_edge(row: Tensor, top_p: float) -> Tensor:
     if last:
         mass += upto[last - 1]
     return inside[min(int(torch.searchsorted(mass, wanted)), len(inside) - 1)]
-
-
-def _pick(weights: Tensor, chances: List[float]) -> list[int]:
-    """The inverse of each row's cumulative distribution at its chance, in two stages: the block, then the token in it."""
-    blocks = weights.view(len(weights), -1, _BLOCK)
-    chance = torch.tensor(chances, dtype=torch.float64).unsqueeze(-1)
-    upto = blocks.sum(dim=-1).double().cumsum(dim=-1)
-    block, rest = _invert(upto, chance * upto[:, -1:])
-    inside = blocks[torch.arange(len(weights)), block].double().cumsum(dim=-1)
-    token, _ = _invert(inside, rest)
-    picked: list[int] = (block * _BLOCK + token).tolist()
-    return picked
-
-
-def _invert(cumulative: Tensor, point: Tensor) -> tuple[Tensor, Tensor]:
-    """Index of the first sum above `point`, [rows], and what `point` exceeds the sum before it by, [rows, 1]."""
-    total = cumulative[:, -1:]
-    # Rounding may put the point at the total, which no sum exceeds.
-    point = torch.minimum(point, torch.nextafter(total, torch.zeros_like(total)))
-    index = torch.searchsorted(cumulative, point, right=True)
-    before = cumulative.gather(-1, (index - 1).clamp_(min=0)).masked_fill_(index == 0, 0.0)
-    return index.squeeze(-1), point - before

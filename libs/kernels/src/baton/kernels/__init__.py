@@ -9,7 +9,9 @@ from baton.kernels.experts import grouped_linear, moe_combine, moe_route
 from baton.kernels.linear import linear_few, linear_invariant
 from baton.kernels.naive import (
     naive_add_rms_norm,
+    naive_arrivals,
     naive_decode_attention,
+    naive_draw_key,
     naive_fresh_attention,
     naive_gather_heads,
     naive_gather_pages,
@@ -26,7 +28,6 @@ from baton.kernels.naive import (
     naive_scatter_heads,
     naive_scatter_pages,
     naive_silu_mul,
-    naive_uniform,
 )
 from baton.kernels.norm import add_rms_norm, rms_norm
 from baton.kernels.pages import gather_heads, gather_pages, page_digest, scatter_heads, scatter_pages
@@ -46,7 +47,9 @@ __all__ = [
     "moe_combine",
     "moe_route",
     "naive_add_rms_norm",
+    "naive_arrivals",
     "naive_decode_attention",
+    "naive_draw_key",
     "naive_fresh_attention",
     "naive_gather_heads",
     "naive_gather_pages",
@@ -63,7 +66,6 @@ __all__ = [
     "naive_scatter_heads",
     "naive_scatter_pages",
     "naive_silu_mul",
-    "naive_uniform",
     "page_digest",
     "prefill_attention",
     "rms_norm",

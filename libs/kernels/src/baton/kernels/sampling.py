@@ -21,8 +21,8 @@ def sample(
 ) -> Tensor:
     """As `naive_sample`; logits may be strided over rows, and forbidden ones are overwritten. Raises ValueError.
 
-    Sums are taken in float64 in a fixed order, so a row's token does not depend on the batch; it is the twin's but where the random number
-    falls within rounding of the edge between two tokens, or top_p within rounding of the mass of a nucleus.
+    A row's token does not depend on the batch; it is the twin's but where two tokens arrive within rounding of one another, or top_p lies
+    within rounding of the mass of a nucleus.
     """
     expect("logits", logits, (-1, -1), FLOATS)
     expect_dense("logits", logits)

@@ -7,8 +7,8 @@ import triton.language as tl
 
 
 @triton.jit
-def uniform(seed, position):  # type: ignore[no-untyped-def]
-    """A float64 in [0, 1) with 53 random bits; seed, position int64."""
+def draw_key(seed, position):  # type: ignore[no-untyped-def]
+    """Two words as int32; seed, position int64."""
     mask = tl.full((), 0xFFFFFFFF, tl.uint64)
     counter = position.to(tl.uint64, bitcast=True)
     key = seed.to(tl.uint64, bitcast=True)
@@ -27,4 +27,4 @@ def uniform(seed, position):  # type: ignore[no-untyped-def]
         c3 = left & mask
         k0 = (k0 + 0x9E3779B9) & mask
         k1 = (k1 + 0xBB67AE85) & mask
-    return ((c0 >> 5) * 67108864 + (c1 >> 6)).to(tl.float64) / 9007199254740992.0
+    return c0.to(tl.uint32).to(tl.int32, bitcast=True), c1.to(tl.uint32).to(tl.int32, bitcast=True)

@@ -1,4 +1,5 @@
-"""Draws tokens: a program a row after the largest logits are found by many. No sort: edges are found by halving over float bits."""
+"""Draws tokens: many programs a row find its largest logit, one finds the filters' edge, many run the race. No sort: edges are found by halving
+over float bits."""
 
 from __future__ import annotations
 
@@ -7,7 +8,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from baton.kernels.device.philox import uniform
+from baton.kernels.device.philox import draw_key
 
 #: Logits that a program looks at in one go.
 BLOCK = 4096
@@ -40,7 +41,10 @@ def launch_sample(
     ids = torch.empty(num_rows, chunks, dtype=torch.int32, device=logits.device)
     num_warps = max(1, min(16, block // 256))
     _best_kernel[(chunks, num_rows)](logits, best, ids, logits.stride(0), vocab_size, block=block, num_warps=num_warps)
-    _draw_kernel[(num_rows,)](
+    largest = torch.empty(num_rows, dtype=torch.float32, device=logits.device)
+    edge = torch.empty(num_rows, dtype=torch.int32, device=logits.device)
+    lanes = triton.next_power_of_2(chunks)
+    _edge_kernel[(num_rows,)](
         logits,
         best,
         ids,
@@ -48,17 +52,21 @@ def launch_sample(
         top_k,
         top_p,
         min_p,
-        seed,
-        position,
+        largest,
+        edge,
         tokens,
         logits.stride(0),
         vocab_size=vocab_size,
         chunks=chunks,
-        lanes=triton.next_power_of_2(chunks),
+        lanes=lanes,
         block=block,
         infinity=INFINITY_BITS,
         num_warps=num_warps,
     )
+    _race_kernel[(chunks, num_rows)](
+        logits, temperature, seed, position, largest, edge, best, ids, logits.stride(0), vocab_size=vocab_size, block=block, num_warps=num_warps
+    )
+    _finish_kernel[(num_rows,)](edge, best, ids, tokens, chunks=chunks, lanes=lanes, num_warps=1)
     return tokens
 
 
@@ -165,32 +173,7 @@ def _edge(  # type: ignore[no-untyped-def]
 
 
 @triton.jit  # type: ignore[untyped-decorator]
-def _pick(row, largest, temperature, edge, chance, vocab_size: tl.constexpr, chunks: tl.constexpr, lanes: tl.constexpr, block: tl.constexpr):  # type: ignore[no-untyped-def]
-    """The inverse of the cumulative distribution at `chance`: first the chunk, then the token in it."""
-    lane = tl.arange(0, block)
-    chunk_lane = tl.arange(0, lanes)
-    sums = tl.zeros((lanes,), tl.float64)
-    for chunk in tl.range(0, chunks, num_stages=3):
-        distance = _distance(row, chunk * block + lane, largest, temperature, vocab_size)
-        weight = tl.where(distance.to(tl.int32, bitcast=True) <= edge, tl.exp(-distance), 0.0).to(tl.float64)
-        sums = tl.where(chunk_lane == chunk, tl.sum(weight, axis=0), sums)
-    upto = tl.cumsum(sums, axis=0)
-    total = tl.max(upto, axis=0)
-    # Rounding may put the point at the total, which no sum exceeds.
-    point = tl.minimum(chance * total, total * (1.0 - 1.1102230246251565e-16))
-    chunk = tl.minimum(tl.sum((upto <= point).to(tl.int32), axis=0), chunks - 1)
-    rest = point - tl.sum(tl.where(chunk_lane == chunk, upto - sums, 0.0), axis=0)
-    token = chunk * block + lane
-    distance = _distance(row, token, largest, temperature, vocab_size)
-    weight = tl.where(distance.to(tl.int32, bitcast=True) <= edge, tl.exp(-distance), 0.0).to(tl.float64)
-    inside = tl.cumsum(weight, axis=0)
-    drawn = tl.min(tl.where((inside > rest) & (weight > 0.0), token, 2147483647), axis=0)
-    # The chunk's sum and the running one may differ in the last bit: then it is the last token that has any weight.
-    return tl.where(drawn == 2147483647, tl.max(tl.where(weight > 0.0, token, 0), axis=0), drawn)
-
-
-@triton.jit  # type: ignore[untyped-decorator]
-def _draw_kernel(  # type: ignore[no-untyped-def]
+def _edge_kernel(  # type: ignore[no-untyped-def]
     logits,
     best,
     ids,
@@ -198,8 +181,8 @@ def _draw_kernel(  # type: ignore[no-untyped-def]
     top_k,
     top_p,
     min_p,
-    seed,
-    position,
+    largest_of,
+    edge_of,
     tokens,
     stride,
     vocab_size: tl.constexpr,
@@ -208,6 +191,7 @@ def _draw_kernel(  # type: ignore[no-untyped-def]
     block: tl.constexpr,
     infinity: tl.constexpr,
 ):
+    """The row's largest logit and the distance that its filters keep (bits); -1 where nothing is left to draw: its token is written here."""
     index = tl.program_id(0).to(tl.int64)
     lane = tl.arange(0, lanes)
     found = tl.load(best + index * chunks + lane, mask=lane < chunks, other=float("-inf"))
@@ -217,6 +201,7 @@ def _draw_kernel(  # type: ignore[no-untyped-def]
     token = tl.min(tl.where(found == largest, first, 2147483647), axis=0)
     finite = (bad == 0) & (largest > float("-inf")) & (largest < float("inf"))
     heat = tl.load(temperature + index)
+    edge = tl.full((), -1, tl.int32)
     if finite & (heat > 0.0):
         row = logits + index * stride
         edge = tl.full((), infinity, tl.int32)
@@ -230,6 +215,51 @@ def _draw_kernel(  # type: ignore[no-untyped-def]
         least = tl.load(min_p + index)
         if least > 0.0:
             edge = tl.minimum(edge, (-tl.log(least.to(tl.float64))).to(tl.float32).to(tl.int32, bitcast=True))
-        chance = uniform(tl.load(seed + index), tl.load(position + index))
-        token = _pick(row, largest, heat, edge, chance, vocab_size, chunks, lanes, block)
+    tl.store(largest_of + index, largest)
+    tl.store(edge_of + index, edge)
     tl.store(tokens + index, tl.where(finite, token, -1).to(tl.int64))
+
+
+@triton.jit
+def _arrivals(token, first, second):  # type: ignore[no-untyped-def]
+    """Exponentially distributed float32 above 0; all int32. See `naive_arrivals`."""
+    mixed = token * -1640531527 + first
+    mixed = (mixed ^ ((mixed >> 16) & 0xFFFF)) * -2048144789
+    mixed = (mixed ^ ((mixed >> 13) & 0x7FFFF) ^ second) * -1028477387
+    mixed = mixed ^ ((mixed >> 16) & 0xFFFF)
+    part = mixed.to(tl.float32) * 2.3283064365386963e-10 + 1.1641532182693481e-10
+    part = tl.minimum(tl.where(part < 0.0, part + 1.0, part), 0.99999994)
+    # The logarithm of one minus a small number has lost digits that its series keeps.
+    series = part * (1.0 + part * (0.5 + part * (0.33333334 + part * 0.25)))
+    return tl.where(part < 0.015625, series, -tl.log(1.0 - part))
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def _race_kernel(  # type: ignore[no-untyped-def]
+    logits, temperature, seed, position, largest_of, edge_of, best, ids, stride, vocab_size: tl.constexpr, block: tl.constexpr
+):
+    """Who is first of a chunk: the largest of weight over arrival, and its lowest token."""
+    chunk = tl.program_id(0)
+    index = tl.program_id(1).to(tl.int64)
+    edge = tl.load(edge_of + index)
+    if edge >= 0:
+        token = chunk * block + tl.arange(0, block)
+        distance = _distance(logits + index * stride, token, tl.load(largest_of + index), tl.load(temperature + index), vocab_size)
+        weight = tl.where(distance.to(tl.int32, bitcast=True) <= edge, tl.exp(-distance), 0.0)
+        first, second = draw_key(tl.load(seed + index), tl.load(position + index))
+        speed = tl.div_rn(weight, _arrivals(token, first, second))
+        fastest = tl.max(speed, axis=0)
+        place = index * tl.num_programs(0) + chunk
+        tl.store(best + place, fastest)
+        tl.store(ids + place, tl.min(tl.where(speed == fastest, token, 2147483647), axis=0))
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def _finish_kernel(edge_of, best, ids, tokens, chunks: tl.constexpr, lanes: tl.constexpr):  # type: ignore[no-untyped-def]
+    index = tl.program_id(0).to(tl.int64)
+    if tl.load(edge_of + index) >= 0:
+        lane = tl.arange(0, lanes)
+        speed = tl.load(best + index * chunks + lane, mask=lane < chunks, other=-1.0)
+        first = tl.load(ids + index * chunks + lane, mask=lane < chunks, other=2147483647)
+        token = tl.min(tl.where(speed == tl.max(speed, axis=0), first, 2147483647), axis=0)
+        tl.store(tokens + index, token.to(tl.int64))

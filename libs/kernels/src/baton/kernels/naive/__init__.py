@@ -10,11 +10,13 @@ from baton.kernels.naive.linear import naive_linear_few, naive_linear_invariant
 from baton.kernels.naive.norm import naive_add_rms_norm, naive_rms_norm
 from baton.kernels.naive.pages import naive_gather_heads, naive_gather_pages, naive_scatter_heads, naive_scatter_pages
 from baton.kernels.naive.rope import naive_rope_and_write
-from baton.kernels.naive.sampling import naive_sample, naive_uniform
+from baton.kernels.naive.sampling import naive_arrivals, naive_draw_key, naive_sample
 
 __all__ = [
     "naive_add_rms_norm",
+    "naive_arrivals",
     "naive_decode_attention",
+    "naive_draw_key",
     "naive_fresh_attention",
     "naive_gather_heads",
     "naive_gather_pages",
@@ -31,5 +33,4 @@ __all__ = [
     "naive_scatter_heads",
     "naive_scatter_pages",
     "naive_silu_mul",
-    "naive_uniform",
 ]
