@@ -117,7 +117,10 @@ def test_buildah_builds_it_without_a_daemon(here: Engine, context: Path, tmp_pat
         assert done.returncode == 0, done.stderr[-4000:]
         return done.stdout
 
-    run_buildah("pull", f"docker-archive:{archive}", timeout_s=300)
-    words = ("--isolation=chroot", "--pull-never", "--format=docker", f"--build-arg=PYTHON_IMAGE={BASE}", "--file=services/gateway/Dockerfile")
-    run_buildah("bud", *words, "--tag=baton-gateway-buildah", str(context), timeout_s=1200)
-    assert "baton-gateway-buildah" in run_buildah("images", timeout_s=60)
+    try:
+        run_buildah("pull", f"docker-archive:{archive}", timeout_s=300)
+        words = ("--isolation=chroot", "--pull-never", "--format=docker", f"--build-arg=PYTHON_IMAGE={BASE}", "--file=services/gateway/Dockerfile")
+        run_buildah("bud", *words, "--tag=baton-gateway-buildah", str(context), timeout_s=1200)
+        assert "baton-gateway-buildah" in run_buildah("images", timeout_s=60)
+    finally:  # gigabytes, which pytest would keep
+        shutil.rmtree(tmp_path, ignore_errors=True)
