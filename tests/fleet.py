@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import os
+import random
 import secrets
 import signal
 import socket
@@ -26,11 +28,15 @@ PAGE_SIZE = 16
 MODEL = "smollm2"
 
 
+#: In an order of this process's own, so that none is given twice before its service listens.
+_PORTS = itertools.cycle(random.SystemRandom().sample(range(12_000, 32_000), 20_000))
+
+
 def free_port() -> int:
     """Below the range from which the system numbers outgoing connections: a client that calls a service which is down could otherwise be given
     that very port, connect to itself, and keep the service from starting again."""
     while True:
-        port = 12_000 + secrets.randbelow(20_000)
+        port = next(_PORTS)
         with closing(socket.socket()) as candidate:
             candidate.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             try:

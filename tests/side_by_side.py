@@ -22,7 +22,7 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1]
 FIRST = {
     "unit": {"libs/kvtransfer", "libs/workerkit", "services/decode", "services/prefill"},
-    "integration": {"tests/test_equality.py"},
+    "integration": {"tests/test_equality.py", "tests/test_recompute.py", "tests/test_secure_fleet.py"},
 }
 #: More than these are no accident, and are not tried again.
 MOST_AGAIN = 4

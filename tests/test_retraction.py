@@ -24,10 +24,12 @@ NUM_PAGES = 30
 @pytest.fixture(scope="module")
 def fleet(model_path: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
     fleet = Fleet(model_path, tmp_path_factory.mktemp("retraction"))
-    fleet.prefill("--transport", "shm")
-    fleet.decode("--transport", "shm", "--digest", "all", "--num-pages", str(NUM_PAGES), "--mixed-prompt-tokens", "32")
-    yield fleet.start("--local-prefill-max-tokens", "16")
-    fleet.close()
+    try:
+        fleet.prefill("--transport", "shm")
+        fleet.decode("--transport", "shm", "--digest", "all", "--num-pages", str(NUM_PAGES), "--mixed-prompt-tokens", "32")
+        yield fleet.start("--local-prefill-max-tokens", "16")
+    finally:
+        fleet.close()
 
 
 def ask(fleet: Fleet, number: int) -> tuple[list[int], pb.RoomReport]:
