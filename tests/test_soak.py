@@ -11,9 +11,8 @@ from soak.rounds import KILLED, Soak, _more, assert_named
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(900)]
 
+#: In both rounds: what a process keeps of its largest batch, it has kept by the first checkpoint.
 NUM_CLIENTS = 512
-#: So few are left to the first checkpoint, which only has to have every process at work once.
-NUM_WARMING = 64
 DEADLINE_S = 240.0
 
 
@@ -21,10 +20,9 @@ async def test_every_kind_of_process_is_killed_under_512_clients(model_path: Pat
     house = House(model_path, tmp_path, DEADLINE_S)
     try:
         house.build()
-        soak = Soak(house, questions(model_path, 8, seed=1, answers=(2, 3, 4)), NUM_WARMING, DEADLINE_S, seed=1)
+        soak = Soak(house, questions(model_path, 8, seed=1, answers=(2, 3, 4)), NUM_CLIENTS, DEADLINE_S, seed=1)
         await soak.learn()
         await soak.play(())
-        soak.num_clients = NUM_CLIENTS
         disturbed = await soak.play(KILLED)
     except BaseException:
         house.kill_all()
