@@ -1,9 +1,9 @@
 """Two pytest runs at a time, because much of either waits: what is named, and everything else of the kind.
 
-    python tests/side_by_side.py unit|integration [pytest arguments]
+    python tests/side_by_side.py unit|integration|long [pytest arguments]
 
-With arguments it is one plain pytest run of those. What looks at the machine's shared memory as a whole stays together in the first run. A run's
-output comes when it ends; the exit status is 1 when either failed.
+`long` is what is marked so, of all places, and is left out of the other two. With arguments it is one plain pytest run of those. What looks at the
+machine's shared memory as a whole stays together in the first run. A run's output comes when it ends; the exit status is 1 when either failed.
 
 A few tests that failed are run once more when both halves are over, as CPython's own test runner does: two halves of tests starve one another on a
 small machine, and a fault fails alone too. A test that passes only then is named at the end, for somebody to look at: it may be a race.
@@ -22,7 +22,8 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1]
 FIRST = {
     "unit": {"libs/kvtransfer", "libs/workerkit", "services/decode", "services/prefill"},
-    "integration": {"tests/test_equality.py", "tests/test_recompute.py", "tests/test_secure_fleet.py"},
+    "integration": {"tests/test_equality.py"},
+    "long": {"tests/test_decide.py", "tests/test_plan.py", "tests/test_recompute.py", "tests/test_soak.py", "libs/kvtransfer/tests"},
 }
 #: More than these are no accident, and are not tried again.
 MOST_AGAIN = 4
@@ -31,19 +32,20 @@ MOST_AGAIN = 4
 class Half:
     """One pytest run of some targets, with a cache of its own that knows what failed."""
 
-    def __init__(self, name: str, targets: list[str], cache: Path) -> None:
+    def __init__(self, name: str, targets: list[str], marked: str, cache: Path) -> None:
         self.name = name
+        self._marked = marked
         self.status = 0
         self._targets = targets
         self._cache = cache
 
     def run(self) -> None:
-        self.status = self._pytest(self.name, [*self._targets, "--cache-clear"])
+        self.status = self._pytest(self.name, ["-m", self._marked, *self._targets, "--cache-clear"])
 
     def run_failed_again(self) -> None:
         failed = self.failed()
         if self.status == 1 and 0 < len(failed) <= MOST_AGAIN:
-            self.status = self._pytest(f"{self.name}, what failed once more", ["--last-failed", *self._targets])
+            self.status = self._pytest(f"{self.name}, what failed once more", ["--last-failed", "-m", self._marked, *self._targets])
             if not self.status:
                 print(f"--- {self.name}: PASSED ONLY THE SECOND TIME, ALONE: {' '.join(failed)}")
 
@@ -65,9 +67,18 @@ class Half:
 
 
 def everything(kind: str) -> set[str]:
-    """Each room with tests, or each file of tests between rooms."""
-    found = ROOT.glob("tests/test_*.py") if kind == "integration" else (path.parent for path in ROOT.glob("*/*/tests") if path.is_dir())
-    return {str(path.relative_to(ROOT)) for path in found}
+    """Each room with tests, each file of tests between rooms, or where there are long ones."""
+    rooms = {str(path.parent.relative_to(ROOT)) for path in ROOT.glob("*/*/tests") if path.is_dir()}
+    between = {str(path.relative_to(ROOT)) for path in ROOT.glob("tests/test_*.py")}
+    if kind == "long":
+        # Only those that have some: the others need not be imported for it.
+        return {path for path in between | {f"{room}/tests" for room in rooms} if any(b"mark.long" in file.read_bytes() for file in files_of(path))}
+    return between if kind == "integration" else rooms
+
+
+def files_of(path: str) -> list[Path]:
+    place = ROOT / path
+    return [place] if place.is_file() else sorted(place.glob("test_*.py"))
 
 
 def main(kind: str, arguments: list[str]) -> int:
@@ -77,10 +88,11 @@ def main(kind: str, arguments: list[str]) -> int:
     if not first < all_of_it:
         print(f"FIRST[{kind!r}] names {sorted(first - all_of_it)}, which are not there", file=sys.stderr)
         return 2
+    marked = "long" if kind == "long" else "not long"
     with tempfile.TemporaryDirectory() as caches:
         halves = [
-            Half("first half", sorted(first), Path(caches, "first")),
-            Half("second half", sorted(all_of_it - first), Path(caches, "second")),
+            Half("first half", sorted(first), marked, Path(caches, "first")),
+            Half("second half", sorted(all_of_it - first), marked, Path(caches, "second")),
         ]
         threads = [threading.Thread(target=half.run) for half in halves]
         for thread in threads:

@@ -16,7 +16,7 @@ import pytest
 from baton.bench import load_run
 from baton.bench.decide import load
 
-pytestmark = [pytest.mark.integration, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.integration, pytest.mark.long, pytest.mark.timeout(600)]
 
 BATON = (sys.executable, "-m", "baton.cli.main")
 CORES = sorted(os.sched_getaffinity(0))

@@ -10,7 +10,7 @@ from faults.cells import CUTS, FAULTS, KILLS, STATES, FaultFleet, Outcome, drive
 from faults.net import why_not
 from faults.table import OR, differences, merged, read, write
 
-pytestmark = pytest.mark.integration
+pytestmark = [pytest.mark.integration, pytest.mark.long]
 
 #: Each kind of process killed, each state, and a cut of a control path and of the path of KV pages.
 CELLS = [

@@ -23,7 +23,7 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "services" / "gateway" / "tes
 
 from gateway_etcd import EtcdServer
 
-pytestmark = pytest.mark.integration
+pytestmark = [pytest.mark.integration, pytest.mark.long]
 
 LEASE_S = 3
 #: Enough for these answers; four servers and other tests share one machine.

@@ -20,7 +20,7 @@ from hosts.slow_net import SlowNet, why_no_relay
 from baton.wire.v1 import inference_pb2 as pb
 from baton.wire.v1.inference_pb2_grpc import InferenceStub
 
-pytestmark = pytest.mark.integration
+pytestmark = [pytest.mark.integration, pytest.mark.long]
 
 ROOT = Path(__file__).parents[1]
 MEGABITS = 80

@@ -12,7 +12,7 @@ from fleet import MODEL, Fleet
 from baton.bench import load_run
 from baton.bench.plan import ServerLimits, from_runs, load_calibration
 
-pytestmark = [pytest.mark.integration, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.integration, pytest.mark.long, pytest.mark.timeout(600)]
 
 BATON = (sys.executable, "-m", "baton.cli.main")
 STAGES = 8

@@ -22,7 +22,7 @@ from fleet import MODEL, Fleet, Worker, wait_for
 from baton.wire.v1 import inference_pb2 as pb
 from baton.wire.v1.inference_pb2_grpc import InferenceStub
 
-pytestmark = pytest.mark.integration
+pytestmark = [pytest.mark.integration, pytest.mark.long]
 
 NUM_TOKENS = 24
 LONG = 900

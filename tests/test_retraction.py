@@ -13,7 +13,7 @@ from fleet import MODEL, PAGE_SIZE, Fleet, wait_for
 from baton.wire.v1 import inference_pb2 as pb
 from baton.wire.v1.inference_pb2_grpc import InferenceStub
 
-pytestmark = pytest.mark.integration
+pytestmark = [pytest.mark.integration, pytest.mark.long]
 
 #: Two answers fit to their end, four do not; all of them fit when they are let in (64 tokens of growth are kept for each).
 NUM_CLIENTS = 4

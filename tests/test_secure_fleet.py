@@ -17,7 +17,7 @@ from baton.wire.v1 import inference_pb2, worker_pb2
 from baton.wire.v1.inference_pb2_grpc import InferenceStub
 from baton.wire.v1.worker_pb2_grpc import WorkerStub
 
-pytestmark = pytest.mark.integration
+pytestmark = [pytest.mark.integration, pytest.mark.long]
 
 MODEL = "smollm2"
 KEY, RECORD = new_key(KeyRole.CLIENT)

@@ -16,7 +16,7 @@ from baton.wire.channel import CHANNEL_OPTIONS
 from baton.wire.v1 import inference_pb2 as pb
 from baton.wire.v1.inference_pb2_grpc import InferenceStub
 
-pytestmark = [pytest.mark.integration, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.integration, pytest.mark.long, pytest.mark.timeout(600)]
 
 HELD = Path(__file__).parent / "faults" / "held_service.py"
 #: Each step of prefill takes this much longer. With 64 tokens a step, the last of 512 prompts waits for some thirty of them.

@@ -9,7 +9,7 @@ from soak.clients import Judgement, questions
 from soak.house import Held, House
 from soak.rounds import KILLED, Soak, _more, assert_named
 
-pytestmark = [pytest.mark.integration, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.integration, pytest.mark.long, pytest.mark.timeout(900)]
 
 #: In both rounds: what a process keeps of its largest batch, it has kept by the first checkpoint.
 NUM_CLIENTS = 512

@@ -101,6 +101,7 @@ def lo(ucx: Any) -> dict[str, str]:
     return {} if ucx.is_shared else {"NET_DEVICES": "lo"}
 
 
+@pytest.mark.long
 def test_a_thousand_connections_leave_nothing(ucx: Any) -> None:
     """Both ends live in this process: endpoints, keys, workers and inboxes are opened and closed 1,000 times."""
     sender, receiver = (ucx.local(name, num_bytes=4096, probe_bytes=0, transfer_queues=1, ucx_options=lo(ucx)) for name in ("sender", "receiver"))

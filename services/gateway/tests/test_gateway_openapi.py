@@ -58,6 +58,7 @@ def test_every_field_of_the_description_is_one_of_the_front(name: str, parse: Ca
     assert parse(dict.fromkeys(properties) | {"model": MODEL} | least) == parse({"model": MODEL} | least)
 
 
+@pytest.mark.long
 @pytest.mark.timeout(900)
 async def test_the_front_is_what_its_description_says(stack_of: Callable[..., Any], tmp_path: Path) -> None:
     """schemathesis: the limits of every field and their neighbours, then random bodies, sound and unsound (more with a longer profile)."""
