@@ -20,7 +20,7 @@ HEAD = """\
 Made by `python -m tests.faults` (as root: it puts each service in a network namespace of its own), which leads a request on real processes into each
 state, holds it there, lets each fault strike and writes down what it saw. `python -m tests.faults --check` runs it again and compares codes, causes,
 origins, stages and what was counted, not times. `--only "kill decode"` (or a state) runs a part; `--merge` adds what a run saw to what is here. The
-default tests run a part of it ([tests/test_fault_table.py](../tests/test_fault_table.py)).
+long tests (`tox run -e long`) run a part of it ([tests/test_fault_table.py](../tests/test_fault_table.py)).
 
 {made}
 
