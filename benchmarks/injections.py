@@ -28,7 +28,7 @@ from rich.console import Console
 from baton.bench import Asking, Limits, open_target
 from baton.bench.arrivals import ClosedLoop, TraceArrivals
 from baton.bench.decide.machine import describe_machine
-from baton.bench.generator import Generator
+from baton.bench.generator import Generator, counting
 from baton.bench.measures import split_by_prefill
 from baton.bench.request import Message, Request
 from baton.bench.sample import Sample
@@ -202,19 +202,9 @@ async def run(
             with reporter.step(f"repeat {repeat + 1} of {num_repeats}: {name}, {rate:g} injections/s", load.streams * load.answers) as step:
                 # Seeds are of the repeat and the topology: equal lengths, and no prefix of an earlier cell.
                 seed = 1000 * (repeat + 1) + len(cells)
-                cells.append(await measure(targets[name], name, load, rate, repeat, seed, counter(step)))
+                cells.append(await measure(targets[name], name, load, rate, repeat, seed, counting(step)))
             keep(cells)
     return cells
-
-
-def counter(step: Callable[[int], None]) -> Callable[[Sample], None]:
-    done: list[Sample] = []
-
-    def on_done(sample: Sample) -> None:
-        done.append(sample)
-        step(len(done))
-
-    return on_done
 
 
 @contextmanager

@@ -8,15 +8,7 @@ out=$(mkdir -p "$1" && cd "$1" && pwd)
 vllm=${2:-}
 cd "$(dirname "$0")/../.."
 model=benchmarks/gpu/qwen3-8b
-failed=0
-part() { # name, seconds, command
-    local name=$1 limit=$2
-    shift 2
-    echo "== $name"
-    timeout "$limit" "$@" > "$out/$name.txt" 2>&1 || { failed=$((failed + 1)); echo "== $name: status $?"; }
-    tail -n 25 "$out/$name.txt"
-}
-pytest=(python3 -m pytest -q -p no:cacheprovider -c /dev/null --rootdir . --import-mode=importlib --tb=short)
+. benchmarks/gpu/parts.sh
 part kernels-correct 240 env BATON_KERNELS_DEVICE=cuda "${pytest[@]}" libs/kernels
 part engine-correct 180 env BATON_ENGINE_DEVICE=cuda:0 "${pytest[@]}" libs/engine/tests/test_engine_device.py
 part engine 120 python3 benchmarks/gpu/engine.py --model $model --json "$out/engine.json"

@@ -6,19 +6,10 @@
 set -uo pipefail
 out=$(mkdir -p "$1" && cd "$1" && pwd)
 shift
-wanted=" $* "
+wanted=$*
 cd "$(dirname "$0")/../.."
 model=benchmarks/gpu/qwen3-8b
-failed=0
-part() { # name, seconds, command
-    local name=$1 limit=$2
-    shift 2
-    [[ $wanted == "  " || $wanted == *" $name "* ]] || return 0
-    echo "== $name"
-    timeout "$limit" "$@" > "$out/$name.txt" 2>&1 || { failed=$((failed + 1)); echo "== $name: status $?"; }
-    tail -n 25 "$out/$name.txt"
-}
-pytest=(python3 -m pytest -q -p no:cacheprovider -c /dev/null --rootdir . --import-mode=importlib --tb=short)
+. benchmarks/gpu/parts.sh
 part kernels-correct 120 env BATON_KERNELS_DEVICE=cuda:1 "${pytest[@]}" libs/kernels
 part engine-correct 120 env BATON_ENGINE_DEVICE=cuda:1 "${pytest[@]}" libs/engine/tests/test_engine_device.py
 part transfer 120 python3 -m baton.kvtransfer.bench.gpu --sender-device 0 --receiver-device 1 --repeats 5
@@ -26,5 +17,6 @@ part transfer-back 60 python3 -m baton.kvtransfer.bench.gpu --sender-device 1 --
 part handoff 120 python3 benchmarks/gpu/handoff.py --model $model --device cuda:0 --decode-device cuda:1 --digest all --json "$out/handoff.json"
 part landing 90 python3 benchmarks/gpu/landing.py --model $model --digest all --json "$out/landing.json"
 part tensor-parallel 120 python3 benchmarks/gpu/tensor_parallel.py --model $model --json "$out/tensor-parallel.json"
-part decide 300 python3 -m baton.cli.main decide --quick --model $model --devices cuda:0,cuda:1 --load-format dummy --out "$out/decide"
+part decide 300 python3 -m baton.cli.main decide --quick --model $model --devices cuda:0,cuda:1 --worker-flag=--load-format=dummy \
+    --worker-flag=--dtype=bfloat16 --out "$out/decide"
 exit $failed

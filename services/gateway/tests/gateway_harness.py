@@ -11,6 +11,7 @@ from typing import Any
 
 import grpc
 import grpc.aio
+import pytest
 from gateway_worker import ROLES, Script, ScriptedWorker, Shared, by_the_book
 
 from baton.gateway.app import Gateway, running
@@ -19,6 +20,7 @@ from baton.gateway.model_folder import read_model_folder
 from baton.gateway.tokenizer import PromptTokenizer
 from baton.servicekit import ListenSettings, Tracing
 from baton.wire.channel import CHANNEL_OPTIONS
+from baton.wire.status import failure_from_error
 from baton.wire.v1 import common_pb2, fleet_pb2, inference_pb2, inference_pb2_grpc, worker_pb2
 
 MODEL = "tiny"
@@ -121,6 +123,20 @@ async def rest(call: Any) -> list[inference_pb2.GenerateResponse]:
     while isinstance(message := await call.read(), inference_pb2.GenerateResponse):
         messages.append(message)
     return messages
+
+
+async def failure_of(call: Any) -> tuple[grpc.StatusCode, common_pb2.Failure]:
+    """How a call that must fail failed."""
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        await rest(call)
+    return caught.value.code(), failure_from_error(caught.value, origin=common_pb2.ORIGIN_UNSPECIFIED, cause="none")
+
+
+async def serving(stack: Stack, role: str) -> ScriptedWorker:
+    """The one of that role that got the only room so far."""
+    servers = [worker for worker in stack.workers if worker.role == role]
+    await eventually(lambda: any(worker.starts for worker in servers))
+    return next(worker for worker in servers if worker.starts)
 
 
 async def eventually(true: Callable[[], bool], timeout_s: float = 10.0) -> None:

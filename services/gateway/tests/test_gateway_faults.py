@@ -10,23 +10,16 @@ from typing import Any
 import grpc
 import grpc.aio
 import pytest
-from gateway_harness import MODEL, Stack, ask, eventually, greedy, rest, says
+from gateway_harness import MODEL, Stack, ask, eventually, failure_of, greedy, rest, says
 from gateway_worker import LENGTH, STOP, TRANSFER, ScriptedWorker, by_the_book, silence
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from baton.gateway.room import State
-from baton.wire.status import failure_from_error
 from baton.wire.v1 import common_pb2, inference_pb2, inference_pb2_grpc, worker_pb2
 
 StackOf = Callable[..., Any]
 
 UNAVAILABLE = grpc.StatusCode.UNAVAILABLE
-
-
-async def failure_of(call: Any) -> tuple[grpc.StatusCode, common_pb2.Failure]:
-    with pytest.raises(grpc.aio.AioRpcError) as caught:
-        await rest(call)
-    return caught.value.code(), failure_from_error(caught.value, origin=common_pb2.ORIGIN_UNSPECIFIED, cause="none")
 
 
 def advance(stack: Stack, room: int, state: State) -> None:

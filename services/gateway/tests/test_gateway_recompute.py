@@ -11,10 +11,9 @@ import grpc
 import grpc.aio
 import httpx
 import pytest
-from gateway_harness import MODEL, Stack, ask, eventually, greedy, rest, says
+from gateway_harness import MODEL, Stack, ask, eventually, failure_of, greedy, rest, says, serving
 from gateway_worker import ScriptedWorker, by_the_book, silence
 
-from baton.wire.status import failure_from_error
 from baton.wire.v1 import common_pb2, inference_pb2, worker_pb2
 
 StackOf = Callable[..., Any]
@@ -45,7 +44,7 @@ class Stream:
 
     async def begin(self) -> Stream:
         await self.call.read()
-        self.prefill, self.decode = [await _serving(self.stack, role) for role in ("prefill", "decode")]
+        self.prefill, self.decode = [await serving(self.stack, role) for role in ("prefill", "decode")]
         self.first = self.decode.starts[0]
         return self
 
@@ -81,18 +80,6 @@ class Stream:
     def later_starts(self) -> dict[str, worker_pb2.Start]:
         """By instance: what servers were told after the first room."""
         return {worker.instance_id: start for worker in self.stack.workers for start in worker.starts if start.room != self.first.room}
-
-
-async def _serving(stack: Stack, role: str) -> ScriptedWorker:
-    servers = [worker for worker in stack.workers if worker.role == role]
-    await eventually(lambda: any(worker.starts for worker in servers))
-    return next(worker for worker in servers if worker.starts)
-
-
-async def failure_of(call: Any) -> tuple[grpc.StatusCode, common_pb2.Failure]:
-    with pytest.raises(grpc.aio.AioRpcError) as caught:
-        await rest(call)
-    return caught.value.code(), failure_from_error(caught.value, origin=common_pb2.ORIGIN_UNSPECIFIED, cause="none")
 
 
 @pytest.mark.parametrize("num_tokens", [1, 2, 4])
@@ -145,7 +132,7 @@ async def test_a_plain_server_lost_in_mid_stream_too(stack_of: StackOf) -> None:
     answer = says(stack.tokenizer, ANSWER)
     call = stack.call()
     await call.read()
-    server = await _serving(stack, "plain")
+    server = await serving(stack, "plain")
     server.tokens(server.starts[0].room, 0, answer[:3])
     got = await call.read()
     stack.script()
@@ -165,7 +152,7 @@ async def test_over_http_too(stack_of: StackOf, stream: bool) -> None:
     cut = next(count for count in range(1, len(answer)) if stack.tokenizer.decode(answer[:count]).endswith("fort"))
     async with httpx.AsyncClient(base_url=stack.http, timeout=20) as client:
         task = asyncio.create_task(client.post("/v1/completions", json={name: value for name, value in body.items() if value is not None}))
-        prefill, decode = [await _serving(stack, role) for role in ("prefill", "decode")]
+        prefill, decode = [await serving(stack, role) for role in ("prefill", "decode")]
         room = decode.starts[0].room
         prefill.tokens(room, 0, answer[:1])
         decode.tokens(room, 1, answer[1:cut])
@@ -312,7 +299,7 @@ async def test_servers_with_other_weights_do_not_go_on_with_it(stack_of: StackOf
     answer = says(stack.tokenizer, ANSWER)
     call = stack.call()
     await call.read()
-    server = await _serving(stack, "plain")
+    server = await serving(stack, "plain")
     server.tokens(server.starts[0].room, 0, answer[:2])
     await call.read()
     stack.script()

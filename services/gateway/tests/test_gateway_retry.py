@@ -11,12 +11,12 @@ import grpc
 import grpc.aio
 import httpx
 import pytest
-from gateway_harness import MODEL, Stack, ask, eventually, greedy, rest, says
+from gateway_harness import MODEL, Stack, ask, eventually, failure_of, greedy, rest, says, serving
 from gateway_worker import Script, ScriptedWorker, by_the_book, silence
 from google.rpc import error_details_pb2, status_pb2
 
 from baton.gateway.breaker import THRESHOLD
-from baton.wire.status import DETAILS_KEY, failure_from_error
+from baton.wire.status import DETAILS_KEY
 from baton.wire.v1 import common_pb2, worker_pb2
 
 StackOf = Callable[..., Any]
@@ -29,19 +29,6 @@ async def two_by_two(stack_of: StackOf, **settings: Any) -> Stack:
     stack: Stack = await stack_of(prefill=2, decode=2, **settings)
     await eventually(lambda: len(stack.gateway.fleet.routes) == 4)
     return stack
-
-
-async def serving(stack: Stack, role: str) -> ScriptedWorker:
-    """The one of that role that got the only room so far."""
-    servers = [worker for worker in stack.workers if worker.role == role]
-    await eventually(lambda: any(worker.starts for worker in servers))
-    return next(worker for worker in servers if worker.starts)
-
-
-async def failure_of(call: Any) -> tuple[grpc.StatusCode, common_pb2.Failure]:
-    with pytest.raises(grpc.aio.AioRpcError) as caught:
-        await rest(call)
-    return caught.value.code(), failure_from_error(caught.value, origin=common_pb2.ORIGIN_UNSPECIFIED, cause="none")
 
 
 def failing(code: grpc.StatusCode, cause: str = "scripted", **more: Any) -> Script:

@@ -15,6 +15,18 @@ HEARTBEAT_S = 0.01
 OnDone = Callable[[Sample], None]
 
 
+def counting(step: Callable[[int], None]) -> OnDone:
+    """Tells `step` how many samples there are."""
+    num_done = 0
+
+    def on_done(_: Sample) -> None:
+        nonlocal num_done
+        num_done += 1
+        step(num_done)
+
+    return on_done
+
+
 @dataclass(frozen=True)
 class Limits:
     """`timeout_s`: of one request, from sending to its end. `max_in_flight`: a request of an open loop past it fails unsent."""

@@ -11,10 +11,9 @@ from typing import Protocol
 
 from baton.bench.arrivals import ArrivalOptions, ClosedLoop, build_arrivals
 from baton.bench.errors import require
-from baton.bench.generator import Generator, Limits, Measured
+from baton.bench.generator import Generator, Limits, Measured, counting
 from baton.bench.request import Request
 from baton.bench.runfile import RunHeader, RunWriter
-from baton.bench.sample import Sample
 from baton.bench.targets.base import Target
 from baton.bench.workload import Workload, WorkloadOptions, build_workload
 
@@ -100,25 +99,14 @@ class _Turn:
 
     async def warm_up(self, requests: Sequence[Request]) -> Measured:
         with self.progress(f"{self.contestant.name}: warm-up", len(requests)) as step:
-            generator = Generator(self.contestant.target, self.plan.limits, self.repeat, is_warm_up=True, on_done=_counting(step))
+            generator = Generator(self.contestant.target, self.plan.limits, self.repeat, is_warm_up=True, on_done=counting(step))
             return await generator.run(requests, ClosedLoop(WARM_UP_CLIENTS))
 
     async def measure(self, requests: Sequence[Request]) -> Measured:
         arrivals = build_arrivals(self.plan.arrivals_of(self.repeat), requests)
         with self.progress(f"{self.contestant.name}: repeat {self.repeat + 1} of {self.plan.num_repeats}", len(requests)) as step:
-            generator = Generator(self.contestant.target, self.plan.limits, self.repeat, is_warm_up=False, on_done=_counting(step))
+            generator = Generator(self.contestant.target, self.plan.limits, self.repeat, is_warm_up=False, on_done=counting(step))
             return await generator.run(requests, arrivals)
-
-
-def _counting(step: Callable[[int], None]) -> Callable[[Sample], None]:
-    num_done = 0
-
-    def on_done(_: Sample) -> None:
-        nonlocal num_done
-        num_done += 1
-        step(num_done)
-
-    return on_done
 
 
 def _open_writers(plan: Plan, contestants: Sequence[Contestant], folder: Path) -> list[RunWriter]:

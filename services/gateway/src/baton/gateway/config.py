@@ -5,12 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 from typing import ClassVar
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import Field, ValidationInfo, field_validator, model_validator
 
 from baton.gateway.retry import KVLoadFailurePolicy
 from baton.gateway.routing import RoutingPolicy
 from baton.servicekit import ListenSettings, LogSettings, ServiceSettings, TlsSettings, TraceSettings
 from baton.servicekit.etcd import parse_endpoint
+from baton.wire.member import check_address
 
 
 class GatewaySettings(ServiceSettings):
@@ -96,11 +97,9 @@ class GatewaySettings(ServiceSettings):
 
     @field_validator("prefill", "decode", "plain")
     @classmethod
-    def _check_addresses(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+    def _check_addresses(cls, value: tuple[str, ...], info: ValidationInfo) -> tuple[str, ...]:
         for address in value:
-            host, colon, port = address.rpartition(":")
-            if not (host and colon and port.isdecimal() and 0 < int(port) <= 65535):
-                raise ValueError(f"{address!r} is not host:port")
+            check_address(address, f"--{info.field_name}")
         return value
 
     @field_validator("etcd")

@@ -10,6 +10,7 @@ from baton.bench.decide.cells import CellPlan, CellSetting, measure_cell, met
 from baton.bench.decide.record import Cell, DecideRecord, Phase, Topology
 from baton.bench.decide.search import RateGrid, RateSearch
 from baton.bench.errors import require
+from baton.bench.generator import counting
 from baton.bench.sample import Sample
 from baton.bench.targets import Target
 
@@ -138,14 +139,3 @@ class Sweep:
         self.record = self.record.with_cell(cell)
         self._keep(self.record)
         return cell
-
-
-def counting(step: Callable[[int], None]) -> Callable[[Sample], None]:
-    num_done = 0
-
-    def on_done(_: Sample) -> None:
-        nonlocal num_done
-        num_done += 1
-        step(num_done)
-
-    return on_done
