@@ -14,7 +14,6 @@ import argparse
 import asyncio
 import json
 import random
-import shutil
 import sys
 import tempfile
 from concurrent.futures import ThreadPoolExecutor
@@ -22,8 +21,7 @@ from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 
-from tokenizers import Tokenizer
-from tokenizers.models import WordLevel
+from geometry import served_folder
 
 from baton.bench import RequestTiming, ServingClient, compare
 from baton.cli.fleet import FleetOptions, Topology, start_fleet
@@ -32,15 +30,6 @@ from baton.cli.services import Supervisor
 #: Where all servers share one GPU, and where decode has one of its own.
 TTFT_TARGET, TTFT_TARGET_APART, EXPOSED_TARGET_MS = 1.05, 1.03, 3.0
 WARM_UP_ROUNDS, NUM_TOKENS = 3, 9
-
-
-def served_folder(model: Path, target: Path) -> Path:
-    """The geometry's folder and a tokenizer that nobody uses: prompts are token ids."""
-    folder = target / model.name
-    folder.mkdir()
-    shutil.copy(model / "config.json", folder)
-    Tokenizer(WordLevel({"a": 0, "[UNK]": 1}, unk_token="[UNK]")).save(str(folder / "tokenizer.json"))
-    return folder
 
 
 async def rounds(clients: dict[str, ServingClient], prompt_len: int, num_rounds: int) -> dict[str, list[RequestTiming]]:

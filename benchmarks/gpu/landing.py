@@ -20,7 +20,7 @@ from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 
-from handoff import served_folder
+from geometry import served_folder
 
 from baton.bench import ServingClient, compare
 from baton.cli.fleet import FleetOptions, start_fleet

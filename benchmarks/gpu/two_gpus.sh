@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # Everything that two GPUs of one host have to say, correctness first: each figure beside its floor, its peer and its target.
 #   benchmarks/gpu/two_gpus.sh OUT [PART...]
-# Parts: kernels-correct engine-correct transfer transfer-back handoff landing tensor-parallel decide. All of them without any named. Needs what
-# all.sh needs. At most ten minutes for all. Exits with the number of parts that failed or missed a target.
+# Parts: kernels-correct engine-correct transfer transfer-back handoff landing tensor-parallel injections decide. All of them without any named.
+# Needs what all.sh needs. The last two take about five minutes each, the others less than ten together. Exits with the number of parts that failed or missed a target.
 set -uo pipefail
 out=$(mkdir -p "$1" && cd "$1" && pwd)
 shift
@@ -17,6 +17,11 @@ part transfer-back 60 python3 -m baton.kvtransfer.bench.gpu --sender-device 1 --
 part handoff 120 python3 benchmarks/gpu/handoff.py --model $model --device cuda:0 --decode-device cuda:1 --digest all --json "$out/handoff.json"
 part landing 90 python3 benchmarks/gpu/landing.py --model $model --digest all --json "$out/landing.json"
 part tensor-parallel 120 python3 benchmarks/gpu/tensor_parallel.py --model $model --json "$out/tensor-parallel.json"
-part decide 300 python3 -m baton.cli.main decide --quick --model $model --devices cuda:0,cuda:1 --worker-flag=--load-format=dummy \
-    --worker-flag=--dtype=bfloat16 --out "$out/decide"
+served=$(python3 benchmarks/gpu/geometry.py $model "$(mktemp -d)")
+part injections 300 python3 benchmarks/injections.py --model "$served" --devices cuda:0,cuda:1 --rates 0.5,1,2 --chunk 512 --streams 16 --answers 2 \
+    --answer-tokens 1024 --chat-words 256 --document-words 16384 --repeats 2 --worker-flag=--load-format=dummy --worker-flag=--dtype=bfloat16 \
+    --out "$out/injections"
+part decide 400 python3 -m baton.cli.main decide --quick --model "$served" --devices cuda:0,cuda:1 --worker-flag=--load-format=dummy \
+    --worker-flag=--dtype=bfloat16 --prompt-words 300 --document-words 8192 --document-share 0.1 --answer-tokens 200 --cell-s 8 --budget-s 120 \
+    --out "$out/decide"
 exit $failed
