@@ -26,6 +26,7 @@ from geometry import served_folder
 from baton.bench import RequestTiming, ServingClient, compare
 from baton.cli.fleet import FleetOptions, Topology, start_fleet
 from baton.cli.services import Supervisor
+from baton.wire.v1.common_pb2 import RoomState
 
 #: Where all servers share one GPU, and where decode has one of its own.
 TTFT_TARGET, TTFT_TARGET_APART, EXPOSED_TARGET_MS = 1.05, 1.03, 3.0
@@ -48,6 +49,15 @@ def middle(values: list[float]) -> float:
     return sorted(values)[len(values) // 2]
 
 
+def states(timings: list[RequestTiming]) -> dict[str, float]:
+    """Milliseconds that a room spent in each state, medians."""
+    spans: dict[str, list[float]] = {}
+    for timing in timings:
+        for span in timing.report.states:
+            spans.setdefault(RoomState.Name(span.state).removeprefix("ROOM_STATE_").lower(), []).append(span.duration_ms)
+    return {state: middle(durations) for state, durations in spans.items()}
+
+
 def show(found: dict[str, list[RequestTiming]], prompt_len: int, where: str, target: float, lines: list[dict]) -> bool:
     plain = found["plain"]
     good = True
@@ -62,11 +72,13 @@ def show(found: dict[str, list[RequestTiming]], prompt_len: int, where: str, tar
             "exposed_ms": exposed, "bytes": moved.bytes, "puts": moved.puts, "transport": moved.transport, "busy_ms": busy,
             "itl_ms": middle([each.itl_ms or 0 for each in timings]), "plain_itl_ms": middle([each.itl_ms or 0 for each in plain]),
         }  # fmt: skip
+        line["states_ms"] = states(timings)
         lines.append(line)
         print(
             f"{prompt_len} tokens, {name}, {where}: TTFT {ratio.subject:.1f} ms, plain {ratio.baseline:.1f}, ratio {ratio.ratio:.3f} "
             f"(quartiles {ratio.ratio_low:.3f} to {ratio.ratio_high:.3f}); exposed {exposed:.2f} ms of {moved.bytes / 1e9:.2f} GB in {moved.puts} "
-            f"puts over {moved.transport}, {busy:.1f} ms with a write under way; ITL {line['itl_ms']:.2f}, plain {line['plain_itl_ms']:.2f} ms",
+            f"puts over {moved.transport}, {busy:.1f} ms with a write under way; ITL {line['itl_ms']:.2f}, plain {line['plain_itl_ms']:.2f} ms; "
+            + ", ".join(f"{state} {took:.1f} ms" for state, took in line["states_ms"].items()),
             flush=True,
         )
         if name == "split":

@@ -9,6 +9,7 @@ from kernel_cases import DEVICE, TOLERANCE, close, random, strided
 from baton.kernels import (
     grouped_linear,
     linear_few,
+    linear_few_norm,
     linear_invariant,
     moe_combine,
     moe_route,
@@ -17,6 +18,7 @@ from baton.kernels import (
     naive_linear_invariant,
     naive_moe_combine,
     naive_moe_route,
+    rms_norm,
 )
 
 # (rows, result's width, depth)
@@ -50,6 +52,25 @@ def test_a_sum_in_shares(depth, options):
     tiling = LinearTiling(columns=32, depth=128, splits=4, num_warps=4, num_stages=2)
     result = launch_linear_few(x, weight, None, residual, options.get("silu_mul", False), None, tiling)
     close(result, naive_linear_few(x, weight, None, residual, **options), torch.float32, times=3)
+
+
+@pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
+@pytest.mark.parametrize("splits", [1, 4])
+@pytest.mark.parametrize("with_bias", [False, True])
+def test_a_product_and_the_norm_of_its_sum(splits, with_bias, dtype):
+    """Bit for bit what the two calls give: the norm reads what was rounded."""
+    from baton.kernels.device.linear import LinearTiling, launch_linear_few, launch_linear_few_norm
+
+    x, weight = random(3, 512, dtype=dtype), random(80, 512, dtype=dtype, seed=3) / 512**0.5
+    bias = random(80, dtype=dtype, seed=4) if with_bias else None
+    residual, norm = strided(random(3, 80, dtype=dtype, seed=5)), random(80, dtype=dtype, seed=6)
+    tiling = LinearTiling(columns=32, depth=128, splits=splits, num_warps=4, num_stages=2)
+    rows, normed = launch_linear_few_norm(x, weight, bias, residual, norm, 1e-6, tiling)
+    assert torch.equal(rows, launch_linear_few(x, weight, bias, residual, False, None, tiling))
+    assert torch.equal(normed, rms_norm(rows, norm, 1e-6))
+    close(rows, naive_linear_few(x, weight, bias, residual), dtype, times=3)
+    both = linear_few_norm(x, weight, bias, residual, norm, 1e-6)
+    close(both[1], normed, dtype, times=10)
 
 
 def test_a_result_may_replace_the_residual():

@@ -1,5 +1,5 @@
-// Stands in for libcuda.so.1 where there is no GPU: "device memory" is this process's, a launch of the scatter kernel is a loop that runs when its
-// event is asked for the second time (so that launches are in flight for a while), an event of the caller is an int that is 1 when it has fired and 2
+// Stands in for libcuda.so.1 where there is no GPU: "device memory" is this process's, a launch of the scatter kernel and the copies beside it are a
+// loop that runs when its event is asked for the second time (so that launches are in flight for a while), an event of the caller is an int that is 1 when it has fired and 2
 // when asking for it is an error. What a test may set: stand_in_hold (launches stay in flight), stand_in_fail_record, stand_in_fail_launch (one fails).
 #include <stdint.h>
 #include <stdlib.h>
@@ -7,13 +7,17 @@
 
 typedef int R;
 struct ipc { char bytes[64]; };
-struct launch { int64_t *tiles; uint32_t count; char *source, *destination; };
+struct copied { uint64_t to, from, num_bytes; };
+struct launch { int64_t *tiles; uint32_t count; char *source, *destination; struct copied copies[64]; int num_copies; };
 struct event { int32_t fired; int32_t asked; struct launch pending; };
 static struct launch last;
 static int has_last;
-int stand_in_launches, stand_in_hold, stand_in_fail_record, stand_in_fail_launch;
+int stand_in_launches, stand_in_copies, stand_in_hold, stand_in_fail_record, stand_in_fail_launch;
 
 static void copy(const struct launch *launch) {
+    for (int i = 0; i < launch->num_copies; ++i) {
+        memcpy((void *)launch->copies[i].to, (void *)launch->copies[i].from, launch->copies[i].num_bytes);
+    }
     for (uint32_t i = 0; i < launch->count; ++i) {
         int64_t *tile = launch->tiles + 3 * i;
         memcpy(launch->destination + tile[1], launch->source + tile[0], tile[2]);
@@ -26,6 +30,15 @@ R cuDevicePrimaryCtxRetain(void **c, int d) { *c = &last; return 0; }
 R cuCtxSetCurrent(void *c) { return 0; }
 R cuGetErrorName(R r, const char **n) { *n = "STAND_IN_ERROR"; return 0; }
 R cuMemcpyHtoD_v2(uint64_t d, const void *s, size_t n) { memcpy((void *)d, s, n); return 0; }
+R cuMemcpyDtoDAsync_v2(uint64_t d, uint64_t s, size_t n, void *q) {
+    if (last.num_copies == 64) {
+        return 2;
+    }
+    last.copies[last.num_copies++] = (struct copied){d, s, n};
+    has_last = 1;
+    ++stand_in_copies;
+    return 0;
+}
 R cuMemcpyHtoDAsync_v2(uint64_t d, const void *s, size_t n, void *q) { memcpy((void *)d, s, n); return 0; }
 R cuMemAlloc_v2(uint64_t *p, size_t n) { *p = (uint64_t)aligned_alloc(4096, (n + 4095) & ~4095ul); return *p ? 0 : 2; }
 R cuMemFree_v2(uint64_t p) { free((void *)p); return 0; }
@@ -40,6 +53,7 @@ R cuStreamCreate(void **s, unsigned f) { *s = &last; return 0; }
 R cuStreamSynchronize(void *s) {
     if (has_last) { // one that no event stands for
         copy(&last);
+        memset(&last, 0, sizeof(last));
         has_last = 0;
     }
     return 0;
@@ -73,6 +87,7 @@ R cuEventRecord(void *e, void *s) {
     }
     event->fired = event->asked = 0;
     event->pending = last;
+    memset(&last, 0, sizeof(last));
     has_last = 0;
     return 0;
 }
@@ -82,7 +97,7 @@ R cuEventQuery(void *e) {
     if (!event) {
         return 400; // CUDA_ERROR_INVALID_HANDLE
     }
-    if (!event->pending.tiles) {
+    if (!event->pending.tiles && !event->pending.num_copies) {
         int32_t fired = __atomic_load_n(&event->fired, __ATOMIC_ACQUIRE);
         return fired == 0 ? 600 : fired == 1 ? 0 : 719;
     }

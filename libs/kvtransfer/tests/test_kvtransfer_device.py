@@ -35,10 +35,12 @@ order = np.random.default_rng(2).permutation(NUM_PAGES)
 rows = np.stack([np.arange(NUM_PAGES) * PAGE, order * PAGE, np.full(NUM_PAGES, PAGE)], axis=1)
 
 driver = ctypes.CDLL("libcuda.so.1")
-HOLD, FAIL_RECORD, FAIL_LAUNCH = (ctypes.c_int.in_dll(driver, f"stand_in_{name}") for name in ("hold", "fail_record", "fail_launch"))
+HOLD, FAIL_RECORD, FAIL_LAUNCH, LAUNCHES, COPIES = (
+    ctypes.c_int.in_dll(driver, f"stand_in_{name}") for name in ("hold", "fail_record", "fail_launch", "launches", "copies")
+)
 
 class Event(ctypes.Structure):
-    _fields_ = [("fired", ctypes.c_int32), ("asked", ctypes.c_int32), ("pending", ctypes.c_uint64 * 4)]
+    _fields_ = [("fired", ctypes.c_int32), ("asked", ctypes.c_int32), ("pending", ctypes.c_uint64 * (4 + 64 * 3 + 1))]
 
 def wait_for(condition, timeout_s=20):
     deadline = time.monotonic() + timeout_s
@@ -95,6 +97,38 @@ def test_scattered_pages_go_in_a_launch(driver: str) -> None:
         """,
     )
     assert said == "True\n"
+
+
+def test_long_runs_are_copies_and_leave_the_multiprocessors_alone(driver: str) -> None:
+    run(
+        driver,
+        """
+        MIB = 1 << 20
+        runs = np.array([[0, 16 * MIB, 3 * MIB], [4 * MIB, 8 * MIB, 2 * MIB], [7 * MIB, 2 * MIB, 2 * MIB - 1], [20 * MIB, 20 * MIB, 5 * PAGE]])
+        before = LAUNCHES.value
+        handle = peer.begin(1)
+        handle.post(runs)
+        handle.finish(inbox.arm(1, 1), Doorbell(1, 1))
+        assert ended.wait(20) and handle.state is WriteState.DONE, handle.error
+        want = np.full(NUM_PAGES * PAGE, 0xA5, dtype=np.uint8)
+        for from_, to, length in runs.tolist():
+            want[to : to + length] = source[from_ : from_ + length]
+        assert (pool == want).all()
+        assert (COPIES.value, LAUNCHES.value - before) == (2, 1)  # two are long; the kernel stores the others
+        assert handle.num_bytes == runs[:, 2].sum() and handle.num_puts == 3
+
+        HOLD.value = 1  # cancelled while copies are under way
+        pool[:] = 0xA5
+        handle = peer.begin(2)
+        handle.post(np.stack([np.zeros(12), np.arange(12) * 2 * MIB + 4096 * np.arange(12), np.full(12, 2 * MIB)], axis=1).astype(np.int64))
+        time.sleep(0.05)
+        handle.cancel()
+        time.sleep(0.05)
+        assert handle.state is WriteState.OPEN
+        HOLD.value = 0
+        wait_for(lambda: handle.state is WriteState.QUIESCED)
+        """,
+    )
 
 
 def test_many_launches_reuse_their_slots_in_order(driver: str) -> None:

@@ -6,7 +6,7 @@ from baton.kernels.activation import silu_mul
 from baton.kernels.attention import decode_attention, fresh_attention, prefill_attention
 from baton.kernels.chained import chain_launches
 from baton.kernels.experts import grouped_linear, moe_combine, moe_route
-from baton.kernels.linear import linear_few, linear_invariant
+from baton.kernels.linear import linear_few, linear_few_norm, linear_invariant
 from baton.kernels.naive import (
     naive_add_rms_norm,
     naive_arrivals,
@@ -43,6 +43,7 @@ __all__ = [
     "gather_pages",
     "grouped_linear",
     "linear_few",
+    "linear_few_norm",
     "linear_invariant",
     "moe_combine",
     "moe_route",

@@ -8,7 +8,7 @@ import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
 
 from baton.engine.models.collective import Collective
-from baton.kernels import add_rms_norm, linear_few, linear_invariant, rms_norm, silu_mul
+from baton.kernels import add_rms_norm, linear_few, linear_few_norm, linear_invariant, rms_norm, silu_mul
 
 
 class Mode(enum.Enum):
@@ -55,7 +55,9 @@ class Product:
 
 
 class Stream:
-    """The residual stream of a step's rows, with at most one addition outstanding: it is carried out by the norm that follows, in one kernel.
+    """The residual stream of a step's rows, with at most one addition outstanding, of rows or of a product that is still to be computed.
+
+    The norm that follows carries it out, in one kernel.
 
     group: None, or the tensor-parallel group whose ranks each have a part of what is added; every rank has the whole stream.
     """
@@ -64,13 +66,14 @@ class Stream:
 
     def __init__(self, rows: Tensor, eps: float, group: Collective | None = None) -> None:
         self._rows = rows
-        self._pending: Tensor | None = None
+        self._pending: Tensor | tuple[Product, Tensor] | None = None
         self._group = group
         self.eps = eps
 
     def add(self, product: Product, rows: Tensor, mode: Mode) -> None:
         if mode is Mode.FEW and self._group is None:
-            self._rows = linear_few(rows, product.weight, product.bias, self.settled())
+            self.settled()
+            self._pending = product, rows
         else:
             self.add_rows(product(rows, mode))
 
@@ -82,13 +85,20 @@ class Stream:
         if self._pending is None:
             return rms_norm(self._rows, weight, self.eps)
         pending, self._pending = self._pending, None
+        if isinstance(pending, tuple):
+            product, rows = pending
+            self._rows, normed = linear_few_norm(rows, product.weight, product.bias, self._rows, weight, self.eps)
+            return normed
         return add_rms_norm(pending, self._rows, weight, self.eps)
 
     def settled(self) -> Tensor:
         """The rows with everything added."""
-        if self._pending is not None:
-            self._rows += self._pending
-            self._pending = None
+        pending, self._pending = self._pending, None
+        if isinstance(pending, tuple):
+            product, rows = pending
+            self._rows = linear_few(rows, product.weight, product.bias, self._rows)
+        elif pending is not None:
+            self._rows += pending
         return self._rows
 
     def select(self, rows: Tensor) -> Stream:

@@ -11,7 +11,8 @@ from torch import Tensor
 
 from baton.kernels.chained import chained
 from baton.kernels.device.chain import allow_successor, await_written, fetch_lines
-from baton.kernels.device.linear_sum import launch_sum
+from baton.kernels.device.linear_sum import launch_sum, launch_sum_norm
+from baton.kernels.device.norm import launch_rms_norm
 
 #: Row tiles that run at about the same time, so that they find each other's weight tiles in the cache.
 GROUP = tl.constexpr(8)
@@ -40,8 +41,14 @@ def default_tiling(num_rows: int, width: int, depth: int, itemsize: int) -> Line
         return LinearTiling(columns=32 if width <= 8192 else 64, depth=128, splits=1, num_warps=4, num_stages=4)
     if width > 65536:
         return LinearTiling(columns=64, depth=128, splits=1, num_warps=4, num_stages=4)  # a vocabulary: 0.290 ms on an H200, 0.299 with the next
+    # Seen on an H200 at Qwen3-8B's shapes with 1 and with 16 rows: 49 and 49 us (twice 12,288 outputs of 4,096), 28 and 29 (4,096 of 12,288),
+    # 12 and 13 (4,096 of 4,096); the library took 49 and 51, 29 and 28, 13 and 13.
     if width > 8192:
-        return LinearTiling(columns=32, depth=256, splits=1, num_warps=4, num_stages=4)
+        return LinearTiling(columns=32, depth=128, splits=1, num_warps=4, num_stages=3)
+    if width >= 6144:
+        return LinearTiling(columns=32, depth=128, splits=1, num_warps=4, num_stages=6)
+    if width >= 3072 and depth >= 2048:
+        return LinearTiling(columns=64, depth=128, splits=4, num_warps=4, num_stages=4)
     splits = 1
     while splits < 8 and width // 16 * splits < 192 and depth // (2 * splits) >= 512:
         splits *= 2
@@ -62,8 +69,23 @@ def launch_linear_few(
     tiling = tiling or default_tiling(num_rows, width, depth, x.element_size())
     rows = 16 if num_rows <= 16 else triton.next_power_of_2(num_rows)
     output = torch.empty(num_rows, width, dtype=x.dtype, device=x.device) if out is None else out
-    _launch(x, weight, bias, residual, silu_mul, output, tiling, rows)
+    partial = _launch(x, weight, bias, residual, silu_mul, output, tiling, rows)
+    if partial is not None:
+        launch_sum(partial, bias, residual, output, silu_mul)
     return output
+
+
+def launch_linear_few_norm(
+    x: Tensor, weight: Tensor, bias: Tensor | None, residual: Tensor, norm: Tensor, eps: float, tiling: LinearTiling | None = None
+) -> tuple[Tensor, Tensor]:
+    num_rows, depth = x.shape
+    tiling = tiling or default_tiling(num_rows, weight.shape[0], depth, x.element_size())
+    rows = 16 if num_rows <= 16 else triton.next_power_of_2(num_rows)
+    output = torch.empty(num_rows, weight.shape[0], dtype=x.dtype, device=x.device)
+    partial = _launch(x, weight, bias, residual, False, output, tiling, rows)
+    if partial is None:
+        return output, launch_rms_norm(output, None, norm, eps)
+    return output, launch_sum_norm(partial, bias, residual, output, norm, eps)
 
 
 def launch_linear_invariant(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
@@ -90,7 +112,8 @@ def _launch(
     output: Tensor,
     tiling: LinearTiling,
     rows: int,
-) -> None:
+) -> Tensor | None:
+    """Writes `output`; or, where programs share a sum, returns what each found, [splits, rows, outputs of weight] float32, to be added up."""
     num_rows, depth = x.shape
     width = output.shape[1]
     splits = tiling.splits
@@ -131,8 +154,7 @@ def _launch(
         num_warps=tiling.num_warps,
         num_stages=tiling.num_stages,
     )
-    if splits > 1:
-        launch_sum(target, bias, residual, output, silu_mul)
+    return target if splits > 1 else None
 
 
 def _lines_ahead(num_starts: int, share: int, of_line: int) -> int:
@@ -182,7 +204,6 @@ def _linear_kernel(  # type: ignore[no-untyped-def]
     begin = part * share
     if chained:
         # The weight is known before the row is: its first lines come while the launches before this one still run.
-        allow_successor()
         line = tl.minimum(begin + tl.arange(0, num_lines) * of_line, depth - 1)
         known = tl.minimum(column, width - 1)
         fetch_lines(weight + known.to(tl.int64)[:, None] * weight_stride + line[None, :])
@@ -206,6 +227,9 @@ def _linear_kernel(  # type: ignore[no-untyped-def]
             up = tl.load(up_rows + place[None, :], mask=weight_mask, other=0.0)
             up_total = tl.dot(left, tl.trans(up), up_total, input_precision="ieee")
 
+    if chained:
+        # Not before: what is set up early holds room on the multiprocessors that this launch's own programs need (seen on an H200: 28 us become 43).
+        allow_successor()
     mask = row_there[:, None] & column_there[None, :]
     wide_row = row.to(tl.int64)
     if split:

@@ -42,6 +42,7 @@ CudaDriver open_driver() {
     BATON_RESOLVE(cuGetErrorName);
     BATON_RESOLVE(cuMemcpyHtoD_v2);
     BATON_RESOLVE(cuMemcpyHtoDAsync_v2);
+    BATON_RESOLVE(cuMemcpyDtoDAsync_v2);
     BATON_RESOLVE(cuMemAlloc_v2);
     BATON_RESOLVE(cuMemFree_v2);
     BATON_RESOLVE(cuMemHostAlloc);

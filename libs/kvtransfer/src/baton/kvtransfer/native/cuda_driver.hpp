@@ -21,6 +21,7 @@ struct CudaDriver {
     CudaResult (*cuGetErrorName)(CudaResult, const char **);
     CudaResult (*cuMemcpyHtoD_v2)(uint64_t, const void *, size_t);
     CudaResult (*cuMemcpyHtoDAsync_v2)(uint64_t, const void *, size_t, void *stream);
+    CudaResult (*cuMemcpyDtoDAsync_v2)(uint64_t, uint64_t, size_t, void *stream);
     CudaResult (*cuMemAlloc_v2)(uint64_t *, size_t);
     CudaResult (*cuMemFree_v2)(uint64_t);
     CudaResult (*cuMemHostAlloc)(void **, size_t, unsigned);

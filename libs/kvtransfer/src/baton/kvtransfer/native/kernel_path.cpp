@@ -1,4 +1,4 @@
-// The receiver's device memory is mapped: one launch of a kernel stores the pages of a whole batch.
+// The receiver's device memory is mapped: one launch of a kernel stores the scattered pages of a whole batch, copies its long runs.
 #include "cuda.hpp"
 #include "failure.hpp"
 #include "link.hpp"
@@ -7,7 +7,9 @@
 #include "scatter.hpp"
 
 #include <algorithm>
+#include <cstdint>
 #include <deque>
+#include <numeric>
 #include <vector>
 
 namespace baton {
@@ -15,6 +17,7 @@ namespace baton {
 namespace {
 
 constexpr int PROBE_WINDOW = 4;
+constexpr size_t MAX_RUNS = 64; // of one launch: a cancelled write waits for what was launched
 
 class KernelPath : public Path {
 public:
@@ -28,16 +31,21 @@ public:
     std::string transports() const override { return "cuda_ipc_kernel"; }
 
     bool post(Write &write) override {
-        std::vector<Span> tiles;
-        int64_t bytes = 0;
-        while (scatter_.has_room() && write.has_piece() && tiles.size() < Scatter::MAX_TILES) {
-            tiles.push_back(write.take_piece(Scatter::TILE_BYTES));
-            bytes += tiles.back().length;
+        std::vector<Span> tiles, runs;
+        while (scatter_.has_room() && write.has_piece() && tiles.size() < Scatter::MAX_TILES && runs.size() < MAX_RUNS) {
+            const bool is_run = write.next_bytes() >= Scatter::COPY_BYTES;
+            std::vector<Span> &kind = is_run ? runs : tiles;
+            kind.push_back(write.take_piece(is_run ? INT64_MAX : Scatter::TILE_BYTES));
         }
-        if (!tiles.empty()) {
-            write.count_put(bytes);
+        if (!tiles.empty() || !runs.empty()) {
+            for (const Span &run : runs) {
+                write.count_put(run.length);
+            }
+            if (!tiles.empty()) {
+                write.count_put(std::accumulate(tiles.begin(), tiles.end(), int64_t(0), [](int64_t sum, const Span &tile) { return sum + tile.length; }));
+            }
             write.begin_operation();
-            if (launch(tiles, link_.source().address(), pool_.address())) {
+            if (launch(tiles, runs, link_.source().address(), pool_.address())) {
                 launches_.push_back({write.shared_from_this(), nullptr});
             } else {
                 write.end_operation();
@@ -61,13 +69,16 @@ public:
             probe.fail(UCS_ERR_UNREACHABLE, "the receiver's scratch memory cannot be mapped");
             return;
         }
-        std::vector<Span> tiles;
-        for (int64_t offset = 0; offset < probe.num_bytes(); offset += Scatter::TILE_BYTES) {
+        std::vector<Span> tiles, runs;
+        if (probe.num_bytes() >= Scatter::COPY_BYTES) {
+            runs.push_back({0, 0, probe.num_bytes()});
+        }
+        for (int64_t offset = 0; runs.empty() && offset < probe.num_bytes(); offset += Scatter::TILE_BYTES) {
             tiles.push_back({offset, offset, std::min(Scatter::TILE_BYTES, probe.num_bytes() - offset)});
         }
         const uint64_t local = probe.memory().address(), remote = scratch_->address();
         probe.begin_operation();
-        if (probe.is_write() ? launch(tiles, local, remote) : launch(tiles, remote, local)) {
+        if (probe.is_write() ? launch(tiles, runs, local, remote) : launch(tiles, runs, remote, local)) {
             launches_.push_back({nullptr, &probe});
         } else {
             probe.operation_ended(UCS_ERR_IO_ERROR);
@@ -100,9 +111,9 @@ private:
         Probe *probe; // or this one's, which outlives its operations
     };
 
-    bool launch(const std::vector<Span> &tiles, uint64_t source, uint64_t destination) {
+    bool launch(const std::vector<Span> &tiles, const std::vector<Span> &runs, uint64_t source, uint64_t destination) {
         try {
-            scatter_.launch(tiles, source, destination);
+            scatter_.launch(tiles, runs, source, destination);
             return true;
         } catch (const Failure &failure) {
             link_.fail(UCS_ERR_IO_ERROR, failure.function() + ": " + failure.what());

@@ -64,15 +64,21 @@ void Scatter::release() {
     }
 }
 
-void Scatter::launch(const std::vector<Span> &tiles, uint64_t source, uint64_t destination) {
+void Scatter::launch(const std::vector<Span> &tiles, const std::vector<Span> &runs, uint64_t source, uint64_t destination) {
     const CudaDriver &driver = cuda_driver();
     Slot &slot = slots_[(first_ + in_flight_) % slots_.size()];
-    std::copy(tiles.begin(), tiles.end(), static_cast<Span *>(slot.host));
-    driver.require("cuMemcpyHtoDAsync", driver.cuMemcpyHtoDAsync_v2(slot.device, slot.host, tiles.size() * sizeof(Span), stream_));
-    uint32_t count = uint32_t(tiles.size());
-    void *parameters[] = {&slot.device, &count, &source, &destination};
-    driver.require("cuLaunchKernel",
-                   driver.cuLaunchKernel(kernel_, std::min(count, MAX_BLOCKS), 1, 1, THREADS, 1, 1, 0, stream_, parameters, nullptr));
+    for (const Span &run : runs) {
+        driver.require("cuMemcpyDtoDAsync",
+                       driver.cuMemcpyDtoDAsync_v2(destination + run.destination, source + run.source, size_t(run.length), stream_));
+    }
+    if (!tiles.empty()) {
+        std::copy(tiles.begin(), tiles.end(), static_cast<Span *>(slot.host));
+        driver.require("cuMemcpyHtoDAsync", driver.cuMemcpyHtoDAsync_v2(slot.device, slot.host, tiles.size() * sizeof(Span), stream_));
+        uint32_t count = uint32_t(tiles.size());
+        void *parameters[] = {&slot.device, &count, &source, &destination};
+        driver.require("cuLaunchKernel",
+                       driver.cuLaunchKernel(kernel_, std::min(count, MAX_BLOCKS), 1, 1, THREADS, 1, 1, 0, stream_, parameters, nullptr));
+    }
     driver.require("cuEventRecord", driver.cuEventRecord(slot.event, stream_));
     ++in_flight_;
 }

@@ -1,4 +1,5 @@
-// A kernel that stores scattered pages straight into another process's mapped device memory: one launch for thousands of pages.
+// Stores pages straight into another process's mapped device memory: scattered ones by a kernel, one launch for thousands; long runs by the copy
+// engines, which leave the multiprocessors to whoever computes.
 // Used by one thread, whose CUDA context is bound.
 #pragma once
 
@@ -14,6 +15,7 @@ class Scatter {
 public:
     static constexpr size_t MAX_TILES = 1 << 14;      // of one launch
     static constexpr int64_t TILE_BYTES = 128 << 10;  // what one thread block copies at a time: longer spans are cut
+    static constexpr int64_t COPY_BYTES = 2 << 20;    // from here on a span is worth a copy of its own (some 3 us of the caller)
 
     Scatter();
     // Waits for what was launched.
@@ -23,8 +25,9 @@ public:
 
     // Whether another launch may be made now.
     bool has_room() const { return in_flight_ < slots_.size(); }
-    // Copies at most MAX_TILES tiles from `source` to `destination`; offsets are relative to those. Launches end in order.
-    void launch(const std::vector<Span> &tiles, uint64_t source, uint64_t destination);
+    // Stores at most MAX_TILES tiles by the kernel and each of `runs` by a copy, from `source` to `destination`; offsets are relative to those.
+    // Launches end in order.
+    void launch(const std::vector<Span> &tiles, const std::vector<Span> &runs, uint64_t source, uint64_t destination);
     // How many launches have ended since the last call.
     size_t ended();
 

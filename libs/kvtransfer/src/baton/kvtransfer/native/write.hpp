@@ -68,6 +68,8 @@ public:
     bool awaits_event() const { return !batches_.empty() && batches_.front().ready_event != 0; }
     bool is_cancelled() const { return cancel_requested_; }
     Span take_piece(int64_t max_bytes);
+    // Bytes of the next span that are not posted yet.
+    int64_t next_bytes() const { return batches_.front().spans[batches_.front().next].length - batches_.front().done_of_next; }
     // A put of so many bytes is handed to the transport.
     void count_put(int64_t num_bytes);
     // Something that refers to this write is under way: a put, a launch, a flush.
