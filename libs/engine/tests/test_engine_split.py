@@ -10,7 +10,6 @@ import torch
 from engine_reference import CANCEL, answers, assert_all_free, ends, engine, prompts, request, run
 
 from baton.engine import Engine, Failure, Role
-from baton.engine.ports import PublishedSlots
 from baton.engine.testing import MemoryLink, Side
 from baton.engine.types import (
     Bootstrapped,
@@ -124,8 +123,8 @@ def test_layers_are_handed_over_in_whole_pages_chunk_by_chunk(tiny):
 
 def test_a_resident_prefix_is_computed_but_not_sent(tiny):
     pair = Pair(tiny.ours, max_num_batched_tokens=10)
-    original = pair.link.exporter.poll
-    pair.link.exporter.poll = lambda: [PublishedSlots(e.room, 12) if isinstance(e, PublishedSlots) else e for e in original()]
+    original = pair.link.importer.publish
+    pair.link.importer.publish = lambda request, reservation: original(request, replace(reservation, resident_tokens=12))
     pair.prefill.add(request(1, prompts([26])[0]))
     pair.decode.add(request(1, prompts([26])[0], max_tokens=1))
     pair.run()
@@ -142,12 +141,35 @@ def test_short_answers_end_on_decode(tiny, max_tokens):
     pair.assert_clean()
 
 
-def test_prefill_waits_for_the_publication(tiny):
+def test_an_idle_prefill_computes_one_prompt_before_it_is_published_and_says_nothing(tiny):
     pair = Pair(tiny.ours)
-    pair.prefill.add(request(1, prompts([10])[0], max_tokens=3))
+    first, second = prompts([10, 12])
+    pair.prefill.add(request(1, first, max_tokens=3))
+    pair.prefill.add(request(2, second, max_tokens=3))
     assert run(pair.prefill) == []
-    assert pair.prefill.stats().waiting == 1
-    pair.decode.add(request(1, prompts([10])[0], max_tokens=3))
+    assert pair.prefill.stats().waiting == 1  # the second waits: no more than one is computed for nothing
+    assert pair.prefill.stats().free_pages == 64 - 3
+    pair.decode.add(request(1, first, max_tokens=3))
+    pair.decode.add(request(2, second, max_tokens=3))
+    assert legs(pair.run()) == {1: tiny.greedy(first, 3), 2: tiny.greedy(second, 3)}
+    pair.assert_clean()
+
+
+def test_what_was_computed_early_makes_room_for_what_is_published(tiny):
+    """An early prompt takes a quarter of the free pages at most; a larger one waits until it is published."""
+    pair = Pair(tiny.ours, 16, 64)
+    large, small = prompts([20, 16])
+    pair.prefill.add(request(1, large, max_tokens=2))
+    assert run(pair.prefill) == []
+    assert pair.prefill.stats().free_pages == 16
+    pair.prefill.abort(1, CANCEL)
+    pair.prefill.add(request(2, small, max_tokens=2))
+    ended = run(pair.prefill)
+    assert [type(event) for event in ended] == [Failed]
+    assert pair.prefill.stats().free_pages == 16 - 4
+    pair.add(request(3, prompts([48])[0], max_tokens=2))  # all pages that are left
+    assert legs(pair.run())[3] == tiny.greedy(prompts([48])[0], 2)
+    pair.prefill.abort(2, CANCEL)
     pair.run()
     pair.assert_clean()
 

@@ -58,7 +58,8 @@ class KVExporter(Protocol):
     def layer_done(self, layer: int, ranges: Sequence[tuple[int, int, int]], ready: object | None = None) -> None:
         """Layer `layer` of this chunk is computed: `ranges` are (room, first_page, num_pages) in the prompt's page order.
 
-        `ready`: a device event that fires when the bytes are there; None when they already are.
+        `ready`: a device event that fires when the bytes are there; None when they already are. May come before the room's PublishedSlots: then
+        the exporter holds it until it knows where the bytes go.
         """
 
     def finish(self, room: int, first_token: int) -> None:

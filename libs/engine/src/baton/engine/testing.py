@@ -37,6 +37,8 @@ class _Room:
     source: list[int] = field(default_factory=list)
     num_bytes: int = 0
     num_puts: int = 0
+    #: (layer, first page, pages) that were handed over before the reservation was known.
+    held: list[tuple[int, int, int]] = field(default_factory=list)
     # The sender has said its last word (SendDone or SendFailed), the receiver's lease has ended (Landed or Freed).
     sent: bool = False
     landed: bool = False
@@ -89,6 +91,9 @@ class MemoryLink:
             self.to_importer(Freed(number))
         elif room.expected and room.reservation is not None and not room.sent:
             self.to_exporter(PublishedSlots(number, room.reservation.resident_tokens))
+            held, room.held = room.held, []
+            for layer, first, count in held:
+                self.hand_over(number, layer, first, count)
 
     def end_sending(self, number: int, failure: Failure) -> None:
         """The sender gives up, by itself or revoked: both sides get their last word, once."""
@@ -99,10 +104,21 @@ class MemoryLink:
             self.to_exporter(SendFailed(number, failure))
         self.match(number)
 
-    def copy(self, number: int, layer: int, first: int, count: int) -> None:
+    def hand_over(self, number: int, layer: int, first: int, count: int) -> None:
+        """Pages of a layer are computed: copied now, or held until the receiver has said where to."""
         room = self.room(number)
-        assert room.reservation is not None, f"room {number} is written before its pages were published"
-        target = _pages(room.reservation.pages)
+        if room.reservation is None:
+            room.held.append((layer, first, count))
+            return
+        skip = max(room.reservation.resident_tokens // self._source.layout.page_size - first, 0)
+        if count > skip:
+            if not room.num_puts:
+                self.to_exporter(SendStarted(number))
+            self._copy(number, room.reservation, layer, first + skip, count - skip)
+
+    def _copy(self, number: int, reservation: Reservation, layer: int, first: int, count: int) -> None:
+        room = self.room(number)
+        target = _pages(reservation.pages)
         self.layers_handed_over.append((number, layer, first, count))
         for page in range(first, first + count):
             for values in (False, True):
@@ -136,9 +152,7 @@ class MemoryExporter:
 
     def layer_done(self, layer: int, ranges: Sequence[tuple[int, int, int]], ready: object | None = None) -> None:
         for room, first, count in ranges:
-            if not self._link.room(room).num_puts:
-                self._link.to_exporter(SendStarted(room))
-            self._link.copy(room, layer, first, count)
+            self._link.hand_over(room, layer, first, count)
 
     def finish(self, room: int, first_token: int) -> None:
         state = self._link.room(room)

@@ -27,10 +27,13 @@ from baton.engine.types import (
     TransferStats,
 )
 
+#: A prompt that is computed before decode has said where it goes gets at most one in so many of the free pages.
+EARLY_PART = 4
+
 
 class Stage(enum.Enum):
-    """BOOTSTRAPPING: decode's pages are not known; WAITING for pages of our own; COMPUTING; SENDING: computed, not yet flushed;
-    CLOSING: ended for the client, but the exporter may still read its pages."""
+    """BOOTSTRAPPING: decode's pages are not known, and nothing is computed; WAITING for pages of our own; COMPUTING; SENDING: computed, not yet
+    flushed; CLOSING: ended for the client, but the exporter may still read its pages."""
 
     BOOTSTRAPPING = "bootstrapping"
     WAITING = "waiting"
@@ -41,12 +44,15 @@ class Stage(enum.Enum):
 
 @dataclass(slots=True)
 class Room:
-    """handed_pages: leading pages of the prompt that need no (further) hand-over, those resident at decode included."""
+    """handed_pages: leading pages of the prompt that need no (further) hand-over, those resident at decode included. published: decode's pages are
+    known. first_token: drawn before that."""
 
     sequence: Sequence
     stage: Stage = Stage.BOOTSTRAPPING
     handed_pages: int = 0
     sending: bool = False
+    published: bool = False
+    first_token: int | None = None
 
 
 class PrefillScheduler:
@@ -54,6 +60,9 @@ class PrefillScheduler:
 
     They may go to the next prompt while a launched step still writes into them: steps run in the order of their launch, so that the next prompt's
     keys and values come after.
+
+    A prefill server with nothing else to do computes one prompt before its decode server has said where the pages go, so that the first token does
+    not wait for that conversation. Nothing is said of it until then: a room that decode refuses may still be tried elsewhere.
     """
 
     def __init__(self, allocator: PageAllocator, limits: Limits, exporter: KVExporter) -> None:
@@ -85,23 +94,27 @@ class PrefillScheduler:
     def reap(self, now: float) -> None:
         for state in list(self._rooms.values()):
             if state.stage is not Stage.CLOSING:
-                bootstrapping = state.stage is Stage.BOOTSTRAPPING
+                bootstrapping = not state.published
                 waiting = not bootstrapping and not state.sending
                 failure = expired(state.sequence.request, now, bootstrapping, waiting, Role.PREFILL)
                 if failure is not None:
                     self._close(state, failure)
 
     def poll_started(self) -> None:
-        """In the middle of a forward pass: notes the transfers that have begun. What would move pages or rooms waits for `poll`."""
+        """In the middle of a forward pass: notes the transfers that have begun, and where those of the computed prompts go. What would move pages or
+        rooms waits for `poll`."""
         for event in self._exporter.poll():
             state = self._rooms.get(event.room)
-            if isinstance(event, SendStarted) and state is not None:
+            if isinstance(event, PublishedSlots) and state is not None and state.stage is Stage.COMPUTING:
+                self._published(state, event.resident_tokens)
+            elif isinstance(event, SendStarted) and state is not None and state.published:
                 self._started(state)
             else:
                 self._later.append(event)
 
     def poll(self) -> None:
         later, self._later = self._later, []
+        drawn: list[Room] = []
         for event in (*later, *self._exporter.poll()):
             state = self._rooms.get(event.room)
             if state is None:
@@ -109,16 +122,22 @@ class PrefillScheduler:
             match event:
                 case PublishedSlots():
                     self._published(state, event.resident_tokens)
+                    drawn += [state] if state.first_token is not None else []
                 case SendStarted():
                     self._started(state)
                 case SendDone():
                     self._sent(state, event.stats)
                 case SendFailed():
                     self._send_failed(state, event.failure)
+        for state in drawn:
+            if state.stage is Stage.SENDING and state.first_token is not None and self._rooms.get(state.sequence.room) is state:
+                self._first_token(state, state.first_token)
 
     def plan(self) -> StepPlan:
         while (sequence := self._waiting.take(self._fits)) is not None:
             self._start(self._rooms[sequence.room])
+        if (early := self._early()) is not None:
+            self._start(early)
         slices: list[Slice] = []
         exports: list[tuple[int, int, int]] = []
         budget = self._limits.max_num_batched_tokens
@@ -153,15 +172,17 @@ class PrefillScheduler:
                 self._close(state, not_finite(Role.PREFILL))
                 continue
             state.stage = Stage.SENDING
-            self._events.append(Token(piece.sequence.room, 0, token))
-            self._exporter.finish(piece.sequence.room, token)
+            if state.published:
+                self._first_token(state, token)
+            else:
+                state.first_token = token
 
     def take_events(self) -> list[EngineEvent]:
         events, self._events = self._events, []
         return events
 
     def has_work(self) -> bool:
-        return bool(self._events or self._later or self._computing) or self._waiting.find(self._fits) is not None
+        return bool(self._events or self._later or self._computing) or self._waiting.find(self._fits) is not None or self._early() is not None
 
     def stats(self) -> EngineStats:
         return EngineStats(
@@ -177,13 +198,29 @@ class PrefillScheduler:
     def _fits(self, sequence: Sequence) -> bool:
         return len(self._computing) < self._limits.max_running and self._limits.pages_for(sequence.num_prompt) <= self._allocator.num_free
 
+    def _early(self) -> Room | None:
+        """The oldest room, if it may be computed before it is published: only while nothing else is computed or could be, one at a time, and in a
+        quarter of the free pages: if decode takes long to publish it, that is what published rooms miss."""
+        if self._computing or len(self._waiting) or any(state.sequence.pages.num_pages and not state.published for state in self._rooms.values()):
+            return None
+        for state in self._rooms.values():
+            if state.stage is Stage.BOOTSTRAPPING:
+                return state if EARLY_PART * self._limits.pages_for(state.sequence.num_prompt) <= self._allocator.num_free else None
+        return None
+
     def _start(self, state: Room) -> None:
         sequence = state.sequence
         self._allocator.allocate(sequence.pages, self._limits.pages_for(sequence.num_prompt))
         state.stage = Stage.COMPUTING
         self._computing[sequence.room] = state
         self._exporter.start(sequence.room, tuple(sequence.pages.extents), sequence.num_prompt)
-        self._events.append(PrefillStarted(sequence.room))
+        if state.published:
+            self._events.append(PrefillStarted(sequence.room))
+
+    def _first_token(self, state: Room, token: int) -> None:
+        state.first_token = None
+        self._events.append(Token(state.sequence.room, 0, token))
+        self._exporter.finish(state.sequence.room, token)
 
     def _hand_over(self, state: Room, num_computed: int) -> list[tuple[int, int, int]]:
         """The pages that become whole with this chunk; the prompt's last page counts as whole when the prompt is."""
@@ -195,11 +232,16 @@ class PrefillScheduler:
         return [(sequence.room, first, whole - first)] if whole > first else []
 
     def _published(self, state: Room, resident_tokens: int) -> None:
+        if state.published or state.stage is Stage.CLOSING:
+            return
+        state.published = True
+        state.handed_pages = max(state.handed_pages, resident_tokens // self._limits.page_size)
+        self._events.append(Bootstrapped(state.sequence.room))
         if state.stage is Stage.BOOTSTRAPPING:
             state.stage = Stage.WAITING
-            state.handed_pages = resident_tokens // self._limits.page_size
             self._waiting.push(state.sequence)
-            self._events.append(Bootstrapped(state.sequence.room))
+            return
+        self._events.append(PrefillStarted(state.sequence.room))
 
     def _started(self, state: Room) -> None:
         if state.stage is not Stage.CLOSING and not state.sending:
