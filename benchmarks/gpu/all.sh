@@ -12,7 +12,7 @@ model=benchmarks/gpu/qwen3-8b
 part kernels-correct 240 env BATON_KERNELS_DEVICE=cuda "${pytest[@]}" libs/kernels
 part engine-correct 180 env BATON_ENGINE_DEVICE=cuda:0 "${pytest[@]}" libs/engine/tests/test_engine_device.py
 part engine 120 python3 benchmarks/gpu/engine.py --model $model --json "$out/engine.json"
-part engine-chained 120 python3 benchmarks/gpu/engine.py --model $model --chain --json "$out/engine-chained.json"
+part engine-unchained 120 python3 benchmarks/gpu/engine.py --model $model --unchained --json "$out/engine-unchained.json"
 part engine-deterministic 120 python3 benchmarks/gpu/engine.py --model $model --deterministic --json "$out/engine-deterministic.json"
 part handoff 180 python3 benchmarks/gpu/handoff.py --model $model --json "$out/handoff.json"
 part kernels 120 python3 benchmarks/gpu/kernels.py

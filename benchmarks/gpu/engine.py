@@ -19,9 +19,9 @@ from pathlib import Path
 import torch
 from floor import Floor, measure_floor
 
+import baton.engine.device.steps as steps
 from baton.engine import Engine, EngineConfig, ModelConfig, Request, Role, SamplingParams, prepare
 from baton.engine.types import Finished, Token
-from baton.kernels import chain_launches
 
 STEP_TARGET, PREFILL_TARGET, HOST_TARGET_MS, IDLE_TARGET = 1.25, 0.80, 1.0, 0.03
 CONTEXT, PROMPT = 2048, 8192
@@ -173,9 +173,10 @@ def main() -> int:
     parser.add_argument("--json", type=Path)
     parser.add_argument("--profile", action="store_true", help="also print where the device's time goes")
     parser.add_argument("--deterministic", action="store_true")
-    parser.add_argument("--chain", action="store_true", help="launches of a step are set up while the ones before them drain")
+    parser.add_argument("--unchained", action="store_true", help="no launch of a step is set up while the one before it drains")
     given = parser.parse_args()
-    chain_launches(given.chain)
+    if given.unchained:
+        steps.can_chain = lambda device: False
     batches = [int(each) for each in given.batches.split(",")]
     with stage("floors"):
         floor = measure_floor()

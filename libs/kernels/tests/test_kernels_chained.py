@@ -6,13 +6,15 @@ import pytest
 import torch
 from kernel_cases import DEVICE, random, scattered
 
-from baton.kernels import add_rms_norm, chain_launches, decode_attention, linear_few, rope_and_write
+from baton.kernels import add_rms_norm, can_chain, chain_launches, decode_attention, is_chained, linear_few, linear_few_norm, rope_and_write
 
 
 @pytest.mark.skipif(DEVICE == "cuda", reason="a GPU may be able to chain launches")
 def test_without_a_gpu_launches_cannot_be_chained():
-    with pytest.raises(ValueError, match="no GPU"):
-        chain_launches(True)
+    assert not can_chain(torch.device("cpu"))
+    with pytest.raises(ValueError, match="no GPU"), chain_launches():
+        pass
+    assert not is_chained()
 
 
 def layers(x, weights, paged, turns, numbers):
@@ -22,13 +24,14 @@ def layers(x, weights, paged, turns, numbers):
         qkv = linear_few(add_rms_norm(torch.zeros_like(stream), stream, norm, 1e-5), qkv_weight)
         rope_and_write(qkv, *numbers, turns, *paged[:2], 8, 2)
         attended = decode_attention(qkv[:, :512].view(len(x), 8, 64), *paged)
-        stream = linear_few(attended.flatten(1), out_weight, None, stream)
+        stream, normed = linear_few_norm(attended.flatten(1), out_weight, None, stream, norm, 1e-5)
+        stream = stream + normed
     return stream
 
 
 @pytest.mark.skipif(DEVICE == "cpu", reason="the interpreter launches nothing")
 def test_chained_launches_see_what_was_written_before_them():
-    if torch.cuda.get_device_capability() < (9, 0):
+    if not can_chain(torch.device("cuda")):
         pytest.skip("this GPU cannot chain launches")
     x = random(4, 512, dtype=torch.bfloat16)
     weights = [
@@ -44,8 +47,8 @@ def test_chained_launches_see_what_was_written_before_them():
     slots = torch.stack([paged[2][row, (length - 1) // 16] * 16 + (length - 1) % 16 for row, length in enumerate(paged[3].tolist())]).long()
     numbers = (paged[3].long() - 1, slots)
     expected = layers(x, weights, paged, turns, numbers)
-    chain_launches(True)
-    try:
+    with chain_launches():
+        assert is_chained()
         assert torch.equal(layers(x, weights, paged, turns, numbers), expected)
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph):
@@ -53,5 +56,4 @@ def test_chained_launches_see_what_was_written_before_them():
         for _ in range(20):
             graph.replay()
             assert torch.equal(captured, expected)
-    finally:
-        chain_launches(False)
+    assert not is_chained()

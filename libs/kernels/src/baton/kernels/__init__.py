@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from baton.kernels.activation import silu_mul
 from baton.kernels.attention import decode_attention, fresh_attention, prefill_attention
-from baton.kernels.chained import chain_launches
+from baton.kernels.chained import can_chain, chain_launches, is_chained
 from baton.kernels.experts import grouped_linear, moe_combine, moe_route
 from baton.kernels.linear import linear_few, linear_few_norm, linear_invariant
 from baton.kernels.naive import (
@@ -17,6 +17,7 @@ from baton.kernels.naive import (
     naive_gather_pages,
     naive_grouped_linear,
     naive_linear_few,
+    naive_linear_few_norm,
     naive_linear_invariant,
     naive_moe_combine,
     naive_moe_route,
@@ -36,12 +37,14 @@ from baton.kernels.sampling import sample
 
 __all__ = [
     "add_rms_norm",
+    "can_chain",
     "chain_launches",
     "decode_attention",
     "fresh_attention",
     "gather_heads",
     "gather_pages",
     "grouped_linear",
+    "is_chained",
     "linear_few",
     "linear_few_norm",
     "linear_invariant",
@@ -56,6 +59,7 @@ __all__ = [
     "naive_gather_pages",
     "naive_grouped_linear",
     "naive_linear_few",
+    "naive_linear_few_norm",
     "naive_linear_invariant",
     "naive_moe_combine",
     "naive_moe_route",

@@ -5,7 +5,7 @@ from __future__ import annotations
 from torch import Tensor
 
 from baton.kernels.dispatch import FLOATS, expect, expect_dense, runs_triton
-from baton.kernels.naive import naive_linear_few, naive_linear_invariant, naive_rms_norm
+from baton.kernels.naive import naive_linear_few, naive_linear_few_norm, naive_linear_invariant
 from baton.kernels.norm import MAX_HIDDEN
 
 #: Beyond that a library's product is better.
@@ -43,10 +43,7 @@ def linear_few(
 
 
 def linear_few_norm(x: Tensor, weight: Tensor, bias: Tensor | None, residual: Tensor, norm: Tensor, eps: float) -> tuple[Tensor, Tensor]:
-    """(rows, normed): `linear_few` with this residual, then `rms_norm` of it with the weight `norm`; equal to the two calls, at most two launches.
-
-    Raises ValueError.
-    """
+    """As `naive_linear_few_norm`, for 1 to 64 rows; equal to `linear_few` and `rms_norm`, in at most two launches. Raises ValueError."""
     if not 1 <= len(x) <= MAX_ROWS:
         raise ValueError(f"x has {len(x)} rows; linear_few_norm takes 1 to {MAX_ROWS}")
     _check(x, weight, bias)
@@ -58,8 +55,7 @@ def linear_few_norm(x: Tensor, weight: Tensor, bias: Tensor | None, residual: Te
     if width > MAX_HIDDEN:
         raise ValueError(f"weight has {width} rows; a norm takes at most {MAX_HIDDEN}")
     if not runs_triton(x):
-        rows = naive_linear_few(x, weight, bias, residual)
-        return rows, naive_rms_norm(rows, norm, eps)
+        return naive_linear_few_norm(x, weight, bias, residual, norm, eps)
     from baton.kernels.device.linear import launch_linear_few_norm
 
     return launch_linear_few_norm(x, weight, bias, residual, norm, eps)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence as List
+from contextlib import nullcontext
 
 import torch
 from torch import Tensor
@@ -12,7 +13,7 @@ from baton.engine.device.products import Mode
 from baton.engine.device.seats import FREE_FROM, MIN_P, POSITION, SEED, TEMPERATURE, TOKEN, TOP_K, TOP_P, Seats
 from baton.engine.device.upload import upload
 from baton.engine.pool import KVPool
-from baton.kernels import decode_attention, prefill_attention, sample
+from baton.kernels import can_chain, chain_launches, decode_attention, prefill_attention, sample
 
 #: Up to so many rows one kernel streams the weights; from there on the library's product is the faster one.
 FEW_ROWS = 16
@@ -48,11 +49,12 @@ class DecodeSteps:
         errors = "global" if self._model.group is None else "thread_local"
         memory = None
         for size in reversed(self._sizes):
-            self._compute(size)  # compiles kernels and makes the libraries' workspaces
-            torch.cuda.synchronize()
             graph = torch.cuda.CUDAGraph()
-            with torch.cuda.graph(graph, pool=memory, stream=torch.cuda.current_stream(), capture_error_mode=errors):
-                self._compute(size)
+            with chain_launches() if can_chain(self._model.device) else nullcontext():
+                self._compute(size)  # compiles kernels and makes the libraries' workspaces
+                torch.cuda.synchronize()
+                with torch.cuda.graph(graph, pool=memory, stream=torch.cuda.current_stream(), capture_error_mode=errors):
+                    self._compute(size)
             memory = graph.pool()
             self._graphs[size] = graph
 

@@ -7,7 +7,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from baton.kernels.chained import chained
+from baton.kernels.chained import is_chained
 from baton.kernels.device.chain import await_predecessor
 
 BLOCK = 1024
@@ -18,7 +18,7 @@ def launch_silu_mul(gate_up: Tensor) -> Tensor:
     output = torch.empty(num_rows, width, dtype=gate_up.dtype, device=gate_up.device)
     if num_rows and width:
         _silu_mul_kernel[(num_rows, triton.cdiv(width, BLOCK))](
-            gate_up, output, gate_up.stride(0), width, block=BLOCK, chained=chained(), launch_pdl=chained(), num_warps=4
+            gate_up, output, gate_up.stride(0), width, block=BLOCK, chained=is_chained(), launch_pdl=is_chained(), num_warps=4
         )
     return output
 

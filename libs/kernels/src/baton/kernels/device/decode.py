@@ -9,7 +9,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from baton.kernels.chained import chained
+from baton.kernels.chained import is_chained
 from baton.kernels.device.chain import await_predecessor
 
 LOG2_E = 1.4426950408889634
@@ -118,8 +118,8 @@ def launch_decode(
         rows=max(MIN_ROWS, triton.next_power_of_2(group)),
         dims=dims,
         block=tiling.block,
-        chained=chained(),
-        launch_pdl=chained(),
+        chained=is_chained(),
+        launch_pdl=is_chained(),
         num_warps=tiling.num_warps,
         num_stages=tiling.num_stages,
     )
@@ -139,8 +139,8 @@ def launch_decode(
             block=tiling.block,
             dims=dims,
             tile=SPLIT_TILE,
-            chained=chained(),
-            launch_pdl=chained(),
+            chained=is_chained(),
+            launch_pdl=is_chained(),
             num_warps=4,
         )
     return output

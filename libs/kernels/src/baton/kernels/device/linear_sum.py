@@ -7,7 +7,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from baton.kernels.chained import chained
+from baton.kernels.chained import is_chained
 from baton.kernels.device.chain import await_predecessor
 
 BLOCK = 512
@@ -37,8 +37,8 @@ def launch_sum(
         with_residual=residual is not None,
         silu_mul=silu_mul,
         block=BLOCK,
-        chained=chained(),
-        launch_pdl=chained(),
+        chained=is_chained(),
+        launch_pdl=is_chained(),
         num_warps=4,
     )
 
@@ -108,8 +108,8 @@ def launch_sum_norm(partial: Tensor, bias: Tensor | None, residual: Tensor, outp
         with_bias=bias is not None,
         width=width,
         block=block,
-        chained=chained(),
-        launch_pdl=chained(),
+        chained=is_chained(),
+        launch_pdl=is_chained(),
         num_warps=min(16, max(1, block // 256)),
     )
     return normed

@@ -7,7 +7,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from baton.kernels.chained import chained
+from baton.kernels.chained import is_chained
 from baton.kernels.device.chain import await_predecessor
 
 
@@ -29,8 +29,8 @@ def launch_rms_norm(x: Tensor, residual: Tensor | None, weight: Tensor, eps: flo
         hidden=hidden,
         block=block,
         add=residual is not None,
-        chained=chained(),
-        launch_pdl=chained(),
+        chained=is_chained(),
+        launch_pdl=is_chained(),
         num_warps=min(16, max(1, block // 512)),
     )
     return output

@@ -6,7 +6,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from baton.kernels.chained import chained
+from baton.kernels.chained import is_chained
 from baton.kernels.device.chain import await_predecessor
 
 HEADS = 8
@@ -51,8 +51,8 @@ def launch_rope_and_write(
         normed=q_norm is not None,
         heads=HEADS,
         dims=triton.next_power_of_2(head_dim),
-        chained=chained(),
-        launch_pdl=chained(),
+        chained=is_chained(),
+        launch_pdl=is_chained(),
         num_warps=4 if head_dim > 64 else 2,
     )
 

@@ -6,7 +6,7 @@ from baton.kernels.naive.activation import naive_silu_mul
 from baton.kernels.naive.attention import naive_decode_attention, naive_fresh_attention, naive_prefill_attention
 from baton.kernels.naive.digest import naive_page_digest
 from baton.kernels.naive.experts import naive_grouped_linear, naive_moe_combine, naive_moe_route
-from baton.kernels.naive.linear import naive_linear_few, naive_linear_invariant
+from baton.kernels.naive.linear import naive_linear_few, naive_linear_few_norm, naive_linear_invariant
 from baton.kernels.naive.norm import naive_add_rms_norm, naive_rms_norm
 from baton.kernels.naive.pages import naive_gather_heads, naive_gather_pages, naive_scatter_heads, naive_scatter_pages
 from baton.kernels.naive.rope import naive_rope_and_write
@@ -22,6 +22,7 @@ __all__ = [
     "naive_gather_pages",
     "naive_grouped_linear",
     "naive_linear_few",
+    "naive_linear_few_norm",
     "naive_linear_invariant",
     "naive_moe_combine",
     "naive_moe_route",

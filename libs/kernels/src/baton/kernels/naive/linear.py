@@ -5,6 +5,7 @@ from __future__ import annotations
 from torch import Tensor
 
 from baton.kernels.naive.activation import naive_silu_mul
+from baton.kernels.naive.norm import naive_rms_norm
 
 
 def naive_linear_few(
@@ -30,6 +31,12 @@ def naive_linear_few(
     if residual is not None:
         result = result + residual
     return result if out is None else out.copy_(result)
+
+
+def naive_linear_few_norm(x: Tensor, weight: Tensor, bias: Tensor | None, residual: Tensor, norm: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+    """(rows, normed): `naive_linear_few` with this residual, and `naive_rms_norm` of it with the weight `norm` [n]."""
+    rows = naive_linear_few(x, weight, bias, residual)
+    return rows, naive_rms_norm(rows, norm, eps)
 
 
 def naive_linear_invariant(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
