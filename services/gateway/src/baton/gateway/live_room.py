@@ -115,16 +115,22 @@ class LiveRoom:
 
     # --- what the workers say -------------------------------------------------------------------------------------------------
 
-    def on_token(self, leg: Leg, index: int, token: int) -> None:
-        if self._answered:
+    def on_tokens(self, leg: Leg, first: int, tokens: list[int]) -> None:
+        if self._answered or self.failure is not None:
             return
-        try:
-            following = self._merge.add(index, token)
-        except TokenConflictError as error:
-            self._fail(self._scribe.make(grpc.StatusCode.INTERNAL, common_pb2.ORIGIN_TRANSFER, "token_conflict", str(error)), None)
+        if self._merge.extend(first, tokens):
+            self._deliver(tokens)
             return
-        if not following:
-            return
+        for index, token in enumerate(tokens, first):
+            try:
+                following = self._merge.add(index, token)
+            except TokenConflictError as error:
+                self._fail(self._scribe.make(grpc.StatusCode.INTERNAL, common_pb2.ORIGIN_TRANSFER, "token_conflict", str(error)), None)
+                return
+            if following:
+                self._deliver(following)
+
+    def _deliver(self, following: list[int]) -> None:
         if self._merge.num_delivered == len(following):
             self._apply(Event.FIRST_TOKEN)
         self.passage.token(time.monotonic(), len(following))
