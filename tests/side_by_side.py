@@ -29,8 +29,8 @@ ROOT = Path(__file__).parents[1]
 NUM_RUNS = 3
 #: One pytest run each, the longest first. What no group names is one more at the end, so that a new room or file is never left out.
 UNIT = (
-    ("services/decode", "services/prefill"),
     ("libs/kvtransfer", "libs/workerkit"),
+    ("services/decode", "services/prefill"),
     ("services/gateway", "libs/servicekit", "libs/wire"),
     ("libs/engine",),
     ("libs/bench", "libs/cli"),
@@ -38,8 +38,8 @@ UNIT = (
 INTEGRATION = (
     ("tests/test_equality.py",),
     ("tests/test_retry.py", "tests/test_storm.py"),
+    ("tests/test_baton_command.py",),
     ("tests/test_faults.py",),
-    ("tests/test_baton_command.py", "tests/test_secure_fleet.py"),
 )
 LONG = (("tests/test_decide.py", "tests/test_plan.py", "tests/test_recompute.py", "tests/test_soak.py", "libs/kvtransfer/tests"),)
 GROUPS = {"unit": UNIT, "integration": INTEGRATION, "every": (INTEGRATION[0], *UNIT[:3], *INTEGRATION[1:], *UNIT[3:]), "long": LONG}
