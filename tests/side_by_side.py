@@ -5,8 +5,8 @@
 `every` is unit and integration in one queue: whoever is done takes the next group. `long` is what is marked so, of all places, and is left out of the
 others. With arguments it is one plain pytest run of those. A group's output comes when it ends; the exit status is 1 when one failed.
 
-Each run's torch has one thread: matrices this small gain little from a second, and threads that wait for one another in a loop, as OpenMP's do, take
-the cores from those who would compute.
+Each run's torch has one thread, but for long ones: matrices this small gain little from a second, and threads that wait for one another in a loop, as
+OpenMP's do, take the cores from those who would compute.
 
 A few tests that failed are run once more when all is over, as CPython's own test runner does: tests that run side by side starve one another on a
 small machine, and a fault fails alone too. A test that passes only then is named at the end, for somebody to look at: it may be a race.
@@ -123,7 +123,8 @@ def run_all(groups: list[Group], num_runs: int) -> None:
 
 
 def main(kind: str, arguments: list[str]) -> int:
-    environment = {"OMP_NUM_THREADS": "1", **os.environ}
+    # Long ones measure servers as they are run (decide, plan).
+    environment = dict(os.environ) if kind == "long" else {"OMP_NUM_THREADS": "1", **os.environ}
     if arguments:
         return subprocess.run([sys.executable, "-m", "pytest", *arguments], cwd=ROOT, env=environment, check=False).returncode
     named = [target for group in GROUPS[kind] for target in group]
