@@ -20,7 +20,7 @@ log = get_logger(__name__)
 
 FIRST_BACKOFF_S = 0.5
 MAX_BACKOFF_S = 10.0
-#: A process that has served for this long is started anew at once when it ends.
+#: After a process that has served for this long, the pause is the first one again.
 STEADY_S = 60.0
 #: What a process gets beyond the drain timeout before it is killed.
 LAST_S = 15.0
@@ -44,13 +44,14 @@ class Parent:
         self._argv = list(argv)
         self._ports = (0, 0)
         self._running: dict[int, asyncio.subprocess.Process] = {}
-        self._stopping = False
         self.status = 0
 
     async def run(self, life: Lifecycle) -> None:
         """Raises AddressUnavailableError. Returns once every process has ended."""
         settings = self._settings
-        held, let_go = hold((settings.listen.host, settings.listen.port, "--port"), (settings.http_address_host, settings.http_port, "--http-port"))
+        held, let_go = await asyncio.to_thread(
+            hold, (settings.listen.host, settings.listen.port, "--port"), (settings.http_address_host, settings.http_port, "--http-port")
+        )
         self._ports = (held[0].port, held[1].port)
         keepers: list[asyncio.Task[None]] = []
         with tempfile.TemporaryDirectory(prefix="baton-gateway-") as folder:
@@ -64,7 +65,6 @@ class Parent:
             except ChildFailedError as error:
                 self.status = error.status if error.status > 0 else 1
             finally:
-                self._stopping = True
                 await self._end(keepers)
                 let_go()
 
@@ -105,13 +105,11 @@ class Parent:
         return True
 
     async def _keep(self, index: int, folder: Path) -> None:
-        """Starts process `index` anew whenever it ends: at once where it had served a while, else after a pause that doubles."""
+        """Starts process `index` anew whenever it ends, after a pause that doubles while it keeps ending."""
         backoff_s, loop = FIRST_BACKOFF_S, asyncio.get_running_loop()
-        started_at = loop.time()
+        started_at = float("-inf")
         while True:
             status = await self._running[index].wait()
-            if self._stopping:
-                return
             backoff_s = FIRST_BACKOFF_S if loop.time() - started_at > STEADY_S else min(2 * backoff_s, MAX_BACKOFF_S)
             log.error("a process of the gateway ended", process=index, status=status, again_in_s=backoff_s)
             await asyncio.sleep(backoff_s)
@@ -122,15 +120,14 @@ class Parent:
 
     async def _end(self, keepers: Sequence[asyncio.Task[None]]) -> None:
         """Every process drains at the same time. A second signal to the parent, which cancels this, cuts their drains short."""
+        for keeper in keepers:  # before anybody is told: none is started anew from here on
+            keeper.cancel()
+        await asyncio.gather(*keepers, return_exceptions=True)
         try:
             await self._stop_all(self._settings.listen.drain_timeout_s + LAST_S)
         except asyncio.CancelledError:
             await self._stop_all(LAST_S)
             raise
-        finally:
-            for keeper in keepers:
-                keeper.cancel()
-            await asyncio.gather(*keepers, return_exceptions=True)
 
     async def _stop_all(self, timeout_s: float) -> None:
         self._tell(signal.SIGTERM)
