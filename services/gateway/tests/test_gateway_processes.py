@@ -77,7 +77,7 @@ async def many(folder: Path, tmp_path: Path, *flags: str, processes: int = PROCE
     settings = ["--port", "0", "--http-port", "0", "--ready-file", str(ready_file), "--model-path", str(folder), "--model-name", MODEL]
     command = [sys.executable, "-m", "baton.gateway.app", *settings, "--processes", str(processes), "--parent-pid", str(os.getpid()), *flags]
     with log.open("wb") as out:
-        parent = await asyncio.create_subprocess_exec(*command, stdout=out, stderr=out)
+        parent = await asyncio.create_subprocess_exec(*command, stdout=out, stderr=out, start_new_session=True)
     try:
         await eventually(lambda: ready_file.exists() or parent.returncode is not None, 60.0)
         assert parent.returncode is None, log.read_text()
@@ -145,6 +145,22 @@ async def test_one_that_dies_is_started_anew_while_the_others_serve(model_folder
             assert (await one.ask()).ids
         assert one.lines("a process of the gateway ended")[0]["status"] == -signal.SIGKILL
         await eventually(lambda: len([line for line in one.lines("ready") if line["instance_id"].endswith("-1")]) == 2, 30)
+
+
+async def test_ctrl_c_drains_and_cuts_nothing_short(model_folder: Path, tmp_path: Path, server: ScriptedWorker) -> None:
+    """A terminal signals its whole group; the processes are told by their parent alone, once."""
+    async with many(model_folder, tmp_path, "--plain", server.address, processes=2) as one:
+        server.script = silence
+        call = inference_pb2_grpc.InferenceStub(await one.channel()).Generate(ask(sampling=greedy(max_tokens=2)), timeout=30)
+        await call.read()
+        start = await server.next_start()
+        os.killpg(one.parent.pid, signal.SIGINT)
+        await eventually(lambda: len(one.lines("draining")) == 2, 20)
+        assert sorted(line["signal"] for line in one.lines("stopping")) == ["SIGINT", "SIGTERM", "SIGTERM"]
+        server.tokens(start.room, 0, [3, 4])
+        server.event(start.room, finished=worker_pb2.Finished(reason=common_pb2.FINISH_REASON_LENGTH, completion_tokens=2))
+        assert (await rest(call))[-1].usage.completion_tokens == 2
+        assert await asyncio.wait_for(one.parent.wait(), 30) == 0
 
 
 async def test_a_registration_reaches_every_process(model_folder: Path, tmp_path: Path, server: ScriptedWorker) -> None:
