@@ -27,7 +27,7 @@ PAGES_BACK_S = 2.0
 def fleet(request: pytest.FixtureRequest, model_path: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
     """A fleet of its own, with small chunks: a transfer then spans many of them."""
     fleet = Fleet(model_path, tmp_path_factory.mktemp("faults"))
-    fleet.prefill("--transport", request.param, "--max-batched-tokens", "256")
+    fleet.prefill("--transport", request.param, "--max-batched-tokens", "64")
     fleet.decode("--transport", request.param, "--digest", "all")
     yield fleet.start()
     fleet.close()

@@ -28,10 +28,10 @@ FROZEN_ANSWERED_S = 12.0
 
 @pytest.fixture(scope="module")
 def fleet(model_path: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
-    """Small chunks: a prompt of 1500 tokens is several steps, among which a fault finds its place."""
+    """Small chunks: a prompt of 750 tokens is a dozen steps, among which a fault finds its place."""
     fleet = Fleet(model_path, tmp_path_factory.mktemp("retry"))
     for _ in range(2):
-        fleet.prefill("--max-batched-tokens", "128")
+        fleet.prefill("--max-batched-tokens", "64")
         fleet.decode("--digest", "all")
     fleet.start()
     wait_for(lambda: num_routes(fleet) == NUM_ROUTES, 60, "every pair usable")
@@ -61,7 +61,7 @@ def serving(fleet: Fleet, kind: str) -> Worker | None:
 @pytest.mark.parametrize("victim", ["prefill", "decode"])
 def test_a_server_killed_before_the_first_token_is_not_noticed(fleet: Fleet, victim: str, temperature: float) -> None:
     """The prompt is new, so that no prefix cache makes its prefill short; the undisturbed run comes after the disturbed one."""
-    prompt = [100 + (i * (7 if victim == "prefill" else 11) + round(temperature) * 131) % 4000 for i in range(1500)]
+    prompt = [100 + (i * (7 if victim == "prefill" else 11) + round(temperature) * 131) % 4000 for i in range(750)]
     answers: list[tuple[list[int], pb.RoomReport]] = []
     client = threading.Thread(target=lambda: answers.append(ask(fleet, prompt, temperature=temperature)))
     client.start()

@@ -3,8 +3,9 @@
     python benchmarks/front/run.py MODEL_FOLDER [--smg smg] [--strict]
 
 Behind it stands a server that answers at once (stand_in.py): 256 streams on average, Poisson arrivals, every stream a token each 50 ms. The same
-client asks that server directly, through the gateway over gRPC and over HTTP, and, where `--smg` names its command, through the smg gateway of
-SGLang (its own contract, the same answers), in turns. The difference of the percentiles is what a gateway adds. Then every stream gets 8 tokens
+client asks that server directly, through a forwarder that passes bytes on and decides nothing (forwarder.py: what grpc.aio alone adds), through the
+gateway over gRPC and over HTTP, and, where `--smg` names its command, through the smg gateway of SGLang (its own contract, the same answers), in
+turns. The difference of the percentiles is what a gateway adds. Then every stream gets 8 tokens
 each 20 ms, more than can be forwarded: tokens that arrived over the gateway's processor time. Client, server and gateway share the machine.
 """
 
@@ -56,11 +57,12 @@ class Contestant:
 
 
 @contextmanager
-def stand_in(model: Path, *flags: str) -> Iterator[int]:
-    process = subprocess.Popen([sys.executable, str(HERE / "stand_in.py"), str(model), *flags], stdout=subprocess.PIPE, text=True)
+def helper(script: str, *arguments: str) -> Iterator[tuple[int, int]]:
+    """Its port and its process id."""
+    process = subprocess.Popen([sys.executable, str(HERE / script), *arguments], stdout=subprocess.PIPE, text=True)
     try:
         assert process.stdout is not None
-        yield json.loads(process.stdout.readline())["port"]
+        yield json.loads(process.stdout.readline())["port"], process.pid
     finally:
         process.terminate()
         process.wait()
@@ -93,13 +95,15 @@ def wait_for(url: str, timeout_s: float = 60.0) -> None:
 
 
 def contestants(stack: ExitStack, model: Path, run_dir: Path, smg_command: str | None, *flags: str) -> list[Contestant]:
-    port = stack.enter_context(stand_in(model, *flags))
+    port, _ = stack.enter_context(helper("stand_in.py", str(model), *flags))
+    bare, bare_pid = stack.enter_context(helper("forwarder.py", f"127.0.0.1:{port}"))
     supervisor = stack.enter_context(Supervisor(run_dir, 5.0))
     command = (sys.executable, "-m", "baton.gateway.app", "--port", "0", "--http-port", "0", "--model-path", str(model), "--model-name", "stand-in")
     service = supervisor.start(ServiceSpec("gateway", (*command, "--plain", f"127.0.0.1:{port}")))
     ready = supervisor.wait_ready([service], 60)["gateway"]
     found = [
         Contestant("direct, gRPC", f"grpc://127.0.0.1:{port}", "stand-in", None),
+        Contestant("bare forwarder", f"grpc://127.0.0.1:{bare}", "stand-in", bare_pid),
         Contestant("gateway, gRPC", f"grpc://{ready.addresses['grpc']}", "stand-in", ready.pid),
         Contestant("gateway, HTTP", f"http://{ready.addresses['http']}/v1", "stand-in", ready.pid),
     ]

@@ -92,7 +92,6 @@ class Worker(worker_pb2_grpc.WorkerServicer):
             if command.HasField("start"):
                 room = command.start.room
                 self._report.events.append(worker_pb2.RoomEvent(room=room, prefill_started=worker_pb2.PrefillStarted()))
-                self._flush()
                 self._answers.take(room, command.start.sampling.max_tokens, self._sink(room))
                 self._flush()
             elif command.HasField("abort"):

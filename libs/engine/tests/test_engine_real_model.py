@@ -26,15 +26,7 @@ pytestmark = [pytest.mark.integration, pytest.mark.skipif(not FOLDER.exists(), r
 
 
 @pytest.fixture(scope="module")
-def two_threads():
-    before = torch.get_num_threads()
-    torch.set_num_threads(2)
-    yield
-    torch.set_num_threads(before)
-
-
-@pytest.fixture(scope="module")
-def expected(two_threads):
+def expected():
     """Prompt ids and greedy continuations by room."""
     tokenizer = transformers.AutoTokenizer.from_pretrained(FOLDER)
     theirs = transformers.AutoModelForCausalLM.from_pretrained(FOLDER, dtype=torch.float32).eval()

@@ -105,7 +105,8 @@ class Rig:
             self.room._on_deadline()
 
     def _say(self, who: str, report: worker_pb2.Report) -> None:
-        for _ in self.workers[who].take(report):
+        self.workers[who].take(report)
+        while self.workers[who].hand_out(1):
             pass
 
     async def outcome(self) -> tuple[list[int], str]:

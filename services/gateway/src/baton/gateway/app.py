@@ -27,6 +27,7 @@ from baton.gateway.http.server import HttpServer
 from baton.gateway.inference import LAST_WORDS_S, Inference
 from baton.gateway.local_prefill import LocalPrefill
 from baton.gateway.model_folder import read_model_folder
+from baton.gateway.processes.parent import Parent
 from baton.gateway.retry import RetryPolicy
 from baton.gateway.room_clock import Timeouts
 from baton.gateway.rooms import RoomTable
@@ -106,7 +107,8 @@ class Gateway:
             retry_policy=RetryPolicy(settings.retries, settings.kv_load_failure_policy),
             tracer=tracing.tracer("baton.gateway"),
         )
-        options = dict(SERVER_OPTIONS) | grpc_limits(settings)
+        shares_ports = settings.process_index is not None
+        options = dict(SERVER_OPTIONS) | grpc_limits(settings) | {"grpc.so_reuseport": int(shares_ports)}
         self.grpc = GrpcServer(settings.listen.host, settings.listen.port, tls=self._front_tls, options=[*options.items()])
         doorkeeper = self.doorkeeper = self._doorkeeper()
         self.grpc.add(register, InferenceServicer(inference, doorkeeper), SERVICE)
@@ -119,7 +121,9 @@ class Gateway:
             doorkeeper=doorkeeper,
             body_timeout_s=settings.http_body_timeout_s,
         )
-        self.http = HttpServer(front.app(), settings.http_address_host, settings.http_port, self._front_tls, http_limits(settings))
+        self.http = HttpServer(
+            front.app(), settings.http_address_host, settings.http_port, self._front_tls, http_limits(settings), shares_port=shares_ports
+        )
 
     def _doorkeeper(self) -> Doorkeeper:
         settings, keys = self._settings, None
@@ -160,6 +164,7 @@ class Gateway:
 
         `on_failure` is told when a task of ours ends, which none ever should.
         """
+        await self.discovery.listen()
         await self.grpc.start()
         await self.http.start()
         self._on_failure = on_failure
@@ -250,6 +255,8 @@ def main() -> int:
         settings = GatewaySettings.load(sys.argv[1:], os.environ)
         instance_id = settings.listen.instance_id or new_instance_id("gateway")
         configure_logs(settings.log, service="gateway", instance_id=instance_id)
+        if settings.starts_others:
+            return lead(settings, instance_id)
         tracing = configure_tracing(settings.traces, service="gateway", instance_id=instance_id)
         tokenizer = PromptTokenizer(read_model_folder(settings.model_path), num_threads=settings.tokenizer_threads)
     except (SettingsError, ModelFolderError) as error:
@@ -266,6 +273,13 @@ def main() -> int:
         return run(serve, service="gateway", instance_id=instance_id, listen=settings.listen, loop_factory=uvloop.new_event_loop)
     finally:
         tracing.shutdown()
+
+
+def lead(settings: GatewaySettings, instance_id: str) -> int:
+    """The parent's part of several processes; the exit status."""
+    parent = Parent(settings, instance_id, sys.argv[1:])
+    status = run(parent.run, service="gateway", instance_id=instance_id, listen=settings.listen, loop_factory=uvloop.new_event_loop)
+    return status or parent.status
 
 
 if __name__ == "__main__":

@@ -28,6 +28,10 @@ class GatewaySettings(ServiceSettings):
     http_host: str | None = Field(default=None, description="Address of the OpenAI endpoints; --host when not set.")
     http_port: int = Field(default=8000, ge=0, le=65535, description="Port of the OpenAI endpoints; 0 lets the system choose.")
 
+    processes: int = Field(default=1, ge=1, le=64, description="Processes that share the ports; above 1, this one only starts and watches them.")
+    process_index: int | None = Field(default=None, ge=0, description="Which of --processes this one is; set by the one that starts them.")
+    process_folder: Path | None = Field(default=None, description="Where the processes answer each other; set by the one that starts them.")
+
     prefill: tuple[str, ...] = Field(default=(), description="Prefill servers, host:port of their gRPC.")
     decode: tuple[str, ...] = Field(default=(), description="Decode servers, host:port of their gRPC.")
     plain: tuple[str, ...] = Field(default=(), description="Plain servers (prefill and decode in one), host:port of their gRPC.")
@@ -132,6 +136,19 @@ class GatewaySettings(ServiceSettings):
         return self
 
     @model_validator(mode="after")
+    def _check_processes(self) -> GatewaySettings:
+        if (self.process_index is None) != (self.process_folder is None):
+            raise ValueError("--process-index and --process-folder belong together: leave both to --processes")
+        if self.process_index is not None and self.process_index >= self.processes:
+            raise ValueError(f"--process-index={self.process_index} is none of --processes={self.processes}, which count from 0")
+        instance_id, room = self.listen.instance_id, 60
+        if self.starts_others and instance_id is not None and len(instance_id) > room:
+            raise ValueError(
+                f"--instance-id={instance_id} has {len(instance_id)} characters; with --processes it has at most {room}: a number follows"
+            )
+        return self
+
+    @model_validator(mode="after")
     def _check_registration(self) -> GatewaySettings:
         if self.registration and self.registration_key_file is None and not self.listen.is_loopback():
             raise ValueError(
@@ -145,6 +162,11 @@ class GatewaySettings(ServiceSettings):
         if self.client_ca_file is not None and self.tls.cert_file is None:
             raise ValueError("--client-ca-file is set and --tls-cert-file is not: clients show certificates over TLS only")
         return self
+
+    @property
+    def starts_others(self) -> bool:
+        """Whether this process is the parent of those that serve."""
+        return self.processes > 1 and self.process_index is None
 
     @property
     def front_tls(self) -> TlsSettings:

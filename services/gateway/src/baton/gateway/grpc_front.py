@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Callable
 from typing import Any, NoReturn, TypeVar
@@ -76,6 +77,7 @@ class InferenceServicer:
     async def _answer(self, request: InferenceRequest, context: Context) -> None:
         """Writes rather than yields: a cancellation then arrives here at once, not when a generator is collected."""
         async with self._inference.open(request) as answer:
+            await asyncio.sleep(0)  # the servers get their starts first: this message takes a write of its own
             await context.write(inference_pb2.GenerateResponse(request_id=answer.request_id, seed=answer.seed, usage=answer.usage))
             async for piece in answer:
                 if piece.text or piece.token_ids:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
 
 import grpc
 from opentelemetry.trace import Span
@@ -98,7 +100,7 @@ class LiveRoom:
                 self._fail(refused, None)
             else:
                 self._legs[worker.leg] = worker
-        self._log.info("room opened", prompt_tokens=len(self._starts[0][1].prompt_token_ids), servers=[w.instance_id for w, _ in self._starts])
+        self._note("info", "room opened", prompt_tokens=len(self._starts[0][1].prompt_token_ids), servers=[w.instance_id for w, _ in self._starts])
 
     def cancel(self, failure: common_pb2.Failure) -> None:
         """The client or the gateway wants no more of it. Ignored when the answer is complete."""
@@ -115,16 +117,22 @@ class LiveRoom:
 
     # --- what the workers say -------------------------------------------------------------------------------------------------
 
-    def on_token(self, leg: Leg, index: int, token: int) -> None:
-        if self._answered:
+    def on_tokens(self, leg: Leg, first: int, tokens: list[int]) -> None:
+        if self._answered or self.failure is not None:
             return
-        try:
-            following = self._merge.add(index, token)
-        except TokenConflictError as error:
-            self._fail(self._scribe.make(grpc.StatusCode.INTERNAL, common_pb2.ORIGIN_TRANSFER, "token_conflict", str(error)), None)
+        if self._merge.extend(first, tokens):
+            self._deliver(tokens)
             return
-        if not following:
-            return
+        for index, token in enumerate(tokens, first):
+            try:
+                following = self._merge.add(index, token)
+            except TokenConflictError as error:
+                self._fail(self._scribe.make(grpc.StatusCode.INTERNAL, common_pb2.ORIGIN_TRANSFER, "token_conflict", str(error)), None)
+                return
+            if following:
+                self._deliver(following)
+
+    def _deliver(self, following: list[int]) -> None:
         if self._merge.num_delivered == len(following):
             self._apply(Event.FIRST_TOKEN)
         self.passage.token(time.monotonic(), len(following))
@@ -203,9 +211,13 @@ class LiveRoom:
 
     def _moved(self, before: State) -> None:
         state = self.machine.state
-        self._log.info("room", state=state.name, before=before.name, at_ms=self._scribe.elapsed_ms)
+        self._note("info", "room", state=state.name, before=before.name, at_ms=self._scribe.elapsed_ms)
         self._span.add_event(state.name)
         self._clock.enter(state)
+
+    def _note(self, level: str, event: str, **what: Any) -> None:
+        """Logs once what is on its way is on its way: a line takes as long as a write to a client. The order of a room's lines stays."""
+        asyncio.get_running_loop().call_soon(partial(getattr(self._log, level), event, **what))
 
     def _on_state_timeout(self, name: str, allowed_s: float) -> None:
         state = self.machine.state
@@ -286,8 +298,8 @@ class LiveRoom:
         moved = self.machine.fail(failure, time.monotonic()) is Verdict.MOVED
         self.passage.ended_at = time.monotonic()
         self._clock.stop()
-        level = "info" if failure.origin == common_pb2.ORIGIN_CLIENT else "warning"
-        getattr(self._log, level)(
+        self._note(
+            "info" if failure.origin == common_pb2.ORIGIN_CLIENT else "warning",
             "room failed",
             state=before.name,
             code=status_code(failure.code).name,

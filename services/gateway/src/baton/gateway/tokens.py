@@ -55,6 +55,13 @@ class TokenMerge:
             self._tokens.append(following)
         return self._tokens[start:]
 
+    def extend(self, first: int, tokens: Sequence[int]) -> bool:
+        """Takes all of `tokens` when they are just what is next in the answer; False: nothing was taken, they are to be added one by one."""
+        if first != len(self._tokens) or self._early or first + len(tokens) > self._max_tokens:
+            return False
+        self._tokens += tokens
+        return True
+
 
 class TokenStream:
     """A bounded buffer between the reader of the workers' streams, who must not wait, and one client, who may be slow."""

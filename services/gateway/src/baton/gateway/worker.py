@@ -5,12 +5,13 @@ from __future__ import annotations
 import enum
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
 import grpc
 
+from baton.gateway.backlog import Backlog, Run
 from baton.gateway.breaker import Breaker
 from baton.gateway.errors import NotReadyError, WorkerProtocolError
 from baton.gateway.outbox import Outbox
@@ -35,9 +36,6 @@ _ROLE_NAMES: dict[int, str] = {number: name.removeprefix("ROLE_").lower() for na
 
 MAX_WAITING_STARTS = 1024
 
-#: Streams that are woken between two looks at what else there is to do. Writing to one takes a tenth of a millisecond.
-STREAMS_A_TURN = 8
-
 
 def leg_of(role: common_pb2.Role.ValueType) -> Leg:
     """What a server of that role does; KeyError for a number that is none."""
@@ -47,7 +45,7 @@ def leg_of(role: common_pb2.Role.ValueType) -> Leg:
 class RoomSink(Protocol):
     """Who hears of a room. Called on the event loop; returns at once and does not raise."""
 
-    def on_token(self, leg: Leg, index: int, token: int) -> None: ...
+    def on_tokens(self, leg: Leg, first: int, tokens: list[int]) -> None: ...
 
     def on_event(self, leg: Leg, event: worker_pb2.RoomEvent) -> None: ...
 
@@ -94,6 +92,7 @@ class Worker:
         self._min_vocab_size = min_vocab_size
         self._stall_limit_s = stall_limit_s
         self._rooms: dict[int, _Held] = {}
+        self._backlog = Backlog()
         self._outstanding_tokens = 0
         self._when_empty: Callable[[Worker], None] | None = None
 
@@ -252,7 +251,9 @@ class Worker:
         self._changed()
 
     def went(self, problem: str) -> None:
-        """The session is over: every room of it fails at once, whoever is at that address now."""
+        """The session is over: every room of it hears what was said before, and fails at once, whoever is at that address now."""
+        while self.hand_out(len(self._backlog)):
+            pass
         was_connected, self.connected, self.problem = self.connected, False, problem
         self.outbox.clear()
         rooms, self._rooms, self._outstanding_tokens = self._rooms, {}, 0
@@ -289,34 +290,41 @@ class Worker:
             code=code_number(grpc.StatusCode.UNAVAILABLE), origin=ORIGINS[self.leg], cause=f"{self.leg.value}_{what}", message=message
         )
 
-    def take(self, report: worker_pb2.Report) -> Iterator[None]:
-        """Hands a report to the rooms: tokens first, because an event may end the room that they belong to.
-
-        To be gone through to its end; it yields after every few streams that it has woken, so that other work need not wait for all of them.
-        Raises WorkerProtocolError for a report that cannot be read.
-        """
+    def take(self, report: worker_pb2.Report) -> None:
+        """Keeps what a report says of rooms until `hand_out`. Raises WorkerProtocolError for a report that cannot be read."""
         if not len(report.rooms) == len(report.indexes) == len(report.tokens):
             raise WorkerProtocolError(
                 f"{self.name} sent a report of {len(report.rooms)} rooms, {len(report.indexes)} indexes and {len(report.tokens)} tokens"
             )
-        last, num_woken = 0, 0
-        for room, index, token in zip(report.rooms, report.indexes, report.tokens, strict=True):
-            if room != last:
-                last, num_woken = room, num_woken + 1
-                if num_woken % STREAMS_A_TURN == 0:
-                    yield
-            held = self._rooms.get(room)
-            if held is None:
-                self.counters["token_of_ended_room"] += 1
-            else:
-                held.sink.on_token(self.leg, index, token)
-        for event in report.events:
-            held = self._rooms.get(event.room)
-            if held is None:
-                self.counters["event_of_ended_room"] += 1
-            else:
-                held.sink.on_event(self.leg, event)
+        self._backlog.add(report)
         self._take_load(report)
+
+    @property
+    def num_urgent(self) -> int:
+        """Rooms that wait to be told of a first token or of an event."""
+        return self._backlog.num_first
+
+    @property
+    def num_waiting_tokens(self) -> int:
+        """Tokens that were taken and not handed out."""
+        return self._backlog.num_tokens
+
+    def hand_out(self, num_rooms: int) -> bool:
+        """Tells at most so many rooms what was said of them, the urgent ones first; whether others wait."""
+        for _ in range(min(num_rooms, len(self._backlog))):
+            room, words = self._backlog.take()
+            for word in words:
+                held = self._rooms.get(room)  # looked up each time: a word may end its room
+                if isinstance(word, Run):
+                    if held is None:
+                        self.counters["token_of_ended_room"] += len(word.tokens)
+                    else:
+                        held.sink.on_tokens(self.leg, word.first, word.tokens)
+                elif held is None:
+                    self.counters["event_of_ended_room"] += 1
+                else:
+                    held.sink.on_event(self.leg, word)
+        return len(self._backlog) > 0
 
     def _take_load(self, report: worker_pb2.Report) -> None:
         before = self.unusable_because

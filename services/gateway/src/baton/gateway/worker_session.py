@@ -23,6 +23,14 @@ FIRST_BACKOFF_S = 0.1
 MAX_BACKOFF_S = 1.0
 CONTACT_TIMEOUT_S = 10.0
 
+#: Streams that are woken between two looks at what else there is to do: writing to one takes some 0.06 ms, and a request that has just come
+#: waits for several such turns before its first token is on its way.
+STREAMS_A_TURN = 2
+#: Of rooms with something urgent: writing to them is what is waited for.
+URGENT_A_TURN = 8
+#: With more tokens than this on their way to the clients, the worker is not read from until there are fewer.
+MAX_WAITING_TOKENS = 65_536
+
 SessionCall = grpc.aio.StreamStreamCall[worker_pb2.Command, worker_pb2.Report]
 
 
@@ -34,6 +42,7 @@ class WorkerSession:
         self._silence_limit_s = silence_limit_s
         self._attach = worker_pb2.Attach(gateway_id=gateway_id, gateway_address=gateway_address)
         self._tls = tls
+        self._news = asyncio.Event()
         self._log = log.bind(role=worker.leg.value, address=worker.address)
 
     async def run(self) -> None:
@@ -66,7 +75,11 @@ class WorkerSession:
                 await self._greet(stub, call)
                 helpers.append(asyncio.create_task(self._write(call), name=f"commands to {self._worker.address}"))
                 helpers.append(asyncio.create_task(self._listen(stub), name=f"signs of life of {self._worker.address}"))
-                await self._read(call)
+                parts = [asyncio.create_task(part, name=f"reports of {self._worker.address}") for part in (self._hand_out(), self._read(call))]
+                helpers += parts
+                ended, _ = await asyncio.wait(parts, return_when=asyncio.FIRST_COMPLETED)
+                for part in ended:
+                    part.result()
             finally:
                 call.cancel()
                 for helper in helpers:
@@ -85,15 +98,29 @@ class WorkerSession:
         self._worker.check(info)
         before = self._worker.instance_id
         self._worker.came(info)
-        for _ in self._worker.take(first):
-            pass
+        self._worker.take(first)
+        self._news.set()
         self._log.info("worker connected", worker=info.instance_id, model=info.model, replaces=before if before != info.instance_id else "")
 
     async def _read(self, call: SessionCall) -> None:
+        worker = self._worker
         while isinstance(report := await call.read(), worker_pb2.Report):
-            self._worker.heard(time.monotonic())
-            for _ in self._worker.take(report):
-                await asyncio.sleep(0)  # a step's tokens for hundreds of streams do not stand before a request that has just come
+            worker.heard(time.monotonic())
+            worker.take(report)
+            if worker.num_urgent:
+                worker.hand_out(min(worker.num_urgent, URGENT_A_TURN))
+            self._news.set()
+            while worker.num_waiting_tokens > MAX_WAITING_TOKENS and worker.hand_out(STREAMS_A_TURN):  # noqa: ASYNC110 # it is this loop that empties it
+                await asyncio.sleep(0)
+
+    async def _hand_out(self) -> None:
+        """Tells the rooms what the reader has taken, a few at a time."""
+        worker = self._worker
+        while True:
+            await self._news.wait()
+            self._news.clear()
+            while worker.hand_out(URGENT_A_TURN if worker.num_urgent else STREAMS_A_TURN):  # noqa: ASYNC110 # it waits for nothing: others get a turn
+                await asyncio.sleep(0)
 
     async def _listen(self, stub: worker_pb2_grpc.WorkerAsyncStub) -> None:
         """Asks a worker that says nothing whether it is there: an idle one is silent too, and gRPC finds a frozen process only after 15 s.

@@ -7,6 +7,8 @@ from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import Any
 
+import grpc.aio
+
 from baton.gateway.callers import Doorkeeper
 from baton.gateway.config import GatewaySettings
 from baton.gateway.discovery.admin import SERVICE as ADMIN_SERVICE
@@ -20,6 +22,7 @@ from baton.gateway.discovery.registry import KEY_FLAG as REGISTRATION_KEY_FLAG
 from baton.gateway.discovery.registry import SERVICE as REGISTRY_SERVICE
 from baton.gateway.discovery.registry import Registry
 from baton.gateway.fleet import Fleet
+from baton.gateway.processes.relay import Relay
 from baton.gateway.worker import Leg, Worker
 from baton.gateway.worker_session import WorkerSession
 from baton.servicekit import GrpcServer, Watched, watch_secrets
@@ -46,16 +49,35 @@ class Discovery:
         self._settings = settings
         self._fleet = fleet
         self._gateway_id = gateway_id
+        self._relay: Relay | None = None
         self._registry = self._make_registry()
         self._etcd = self._make_etcd()
         fleet.source_problems = self._problems
 
     def serve(self, server: GrpcServer, doorkeeper: Doorkeeper) -> None:
         """Adds the services that workers (where the settings let them register) and operators call."""
-        if self._registry is not None:
-            server.add(fleet_pb2_grpc.add_RegistryServicer_to_server, self._registry, REGISTRY_SERVICE)
         admin = FleetAdmin(self.membership, self.places, self._fleet, gateway_id=self._gateway_id, doorkeeper=doorkeeper)
-        server.add(fleet_pb2_grpc.add_FleetServicer_to_server, admin, ADMIN_SERVICE)
+        parts: list[tuple[Callable[[Any, grpc.aio.Server], None], object, str]] = [(fleet_pb2_grpc.add_FleetServicer_to_server, admin, ADMIN_SERVICE)]
+        if self._registry is not None:
+            parts.append((fleet_pb2_grpc.add_RegistryServicer_to_server, self._registry, REGISTRY_SERVICE))
+        relay = self._relay = self._make_relay()
+        for add, servicer, name in parts:
+            if relay is None:
+                server.add(add, servicer, name)
+            else:
+                add(servicer, relay.private)
+                server.add(relay.register, name, name)
+
+    def _make_relay(self) -> Relay | None:
+        settings = self._settings
+        if settings.process_index is None or settings.process_folder is None or settings.processes == 1:
+            return None
+        return Relay(settings.process_folder, settings.process_index, settings.processes)
+
+    async def listen(self) -> None:
+        """Before the public server starts: other processes of this gateway may ask from then on."""
+        if self._relay is not None:
+            await self._relay.start()
 
     def start(self) -> list[Coroutine[Any, Any, None]]:
         """Opens the places that the command line names. Returns what is to run from now on."""
@@ -68,6 +90,8 @@ class Discovery:
 
     async def close(self) -> None:
         """Ends every session, which ends whatever the workers still hold of ours."""
+        if self._relay is not None:
+            await self._relay.stop()
         await self.places.close()
 
     def _make_registry(self) -> Registry | None:

@@ -26,13 +26,17 @@ class _Server(uvicorn.Server):
 class HttpServer:
     """`start`, then `stop`; between them `address` is host:port as bound."""
 
-    def __init__(self, app: Starlette, host: str, port: int, tls: Tls, limits: HttpLimits | None = None) -> None:
-        """With a certificate in `tls` it speaks HTTPS only; with a CA file it demands client certificates, as the gRPC port does."""
+    def __init__(self, app: Starlette, host: str, port: int, tls: Tls, limits: HttpLimits | None = None, *, shares_port: bool = False) -> None:
+        """With a certificate in `tls` it speaks HTTPS only; with a CA file it demands client certificates, as the gRPC port does.
+
+        shares_port: other processes of this user may listen on the same port; the kernel spreads the connections.
+        """
         self._app = app
         self._tls = tls
         self.limits = limits or HttpLimits()
         self._host = host
         self._wanted_port = port
+        self._shares_port = shares_port
         self._server: _Server | None = None
         self._task: asyncio.Task[None] | None = None
         self.port = 0
@@ -82,7 +86,7 @@ class HttpServer:
     def _bind(self) -> socket.socket:
         try:
             family = socket.AF_INET6 if ":" in self._host else socket.AF_INET
-            return socket.create_server((self._host, self._wanted_port), family=family, backlog=2048)
+            return socket.create_server((self._host, self._wanted_port), family=family, backlog=2048, reuse_port=self._shares_port)
         except OSError as error:
             text = f"cannot listen on {join_address(self._host, self._wanted_port)}: {error.strerror or error}"
             raise AddressUnavailableError(f"{text}; choose another --http-host or --http-port") from error
