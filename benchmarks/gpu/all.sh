@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # Everything that one GPU has to say, correctness first: each figure beside its floor and its target.
 #   benchmarks/gpu/all.sh OUT [VLLM_FOLDER]
-# Needs the rooms on PYTHONPATH (or installed), a built kvtransfer, and a CUDA build of UCX (BATON_UCX_LIBRARY). Takes about six minutes, three of
-# them vLLM's. Exits with the number of parts that failed or missed a target.
+# Needs the rooms on PYTHONPATH (or installed), a built kvtransfer, and a CUDA build of UCX (BATON_UCX_LIBRARY). Takes about nine minutes, six of
+# them the peers'. Exits with the number of parts that failed or missed a target.
 set -uo pipefail
 out=$(mkdir -p "$1" && cd "$1" && pwd)
 vllm=${2:-}
@@ -17,6 +17,6 @@ part engine-deterministic 120 python3 benchmarks/gpu/engine.py --model $model --
 part handoff 180 python3 benchmarks/gpu/handoff.py --model $model --json "$out/handoff.json"
 part kernels 120 python3 benchmarks/gpu/kernels.py
 part transfer 120 python3 -m baton.kvtransfer.bench.gpu --repeats 3
-part peers 300 python3 benchmarks/gpu/peers.py --model $model ${vllm:+--vllm-path "$vllm"} --json "$out/peers.json"
+part peers 480 python3 benchmarks/gpu/peers.py --model $model ${vllm:+--vllm-path "$vllm"} --json "$out/peers.json"
 python3 benchmarks/gpu/beside.py "$out"
 exit $failed
