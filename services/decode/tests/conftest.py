@@ -25,6 +25,8 @@ from baton.wire.v1 import common_pb2, worker_pb2, worker_pb2_grpc
 NUM_PAGES = 192
 PAGE_SIZE = 16
 START_TIMEOUT_S = 60.0
+#: Where all servers are, a GPU say (the first of its ranks'); else as they are without a flag.
+DEVICE = os.environ.get("BATON_DECODE_TEST_DEVICE", "")
 REPOSITORY = Path(__file__).parents[3]
 
 
@@ -38,7 +40,7 @@ class Server:
         self.log_path = self._ready_file.with_suffix(".log")
         command = [sys.executable, "-m", f"baton.{service}.app", "--model-path", str(model), "--model-name", "tiny", "--threads", "1"]
         command += ["--ready-file", str(self._ready_file), "--parent-pid", str(os.getpid()), "--page-size", str(PAGE_SIZE)]
-        command += [*flags]
+        command += [*flags, *(("--device", DEVICE) if DEVICE else ())]
         for flag, default in (("--port", "0"), ("--num-pages", str(NUM_PAGES)), ("--drain-timeout-s", "10")):
             if flag not in flags:
                 command += [flag, default]
