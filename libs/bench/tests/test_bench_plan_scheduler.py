@@ -26,7 +26,7 @@ from baton.engine.types import Request, SamplingParams, Token, TransferStats
 STEPS = StepCosts(0.011, 0.0007, 0.0000013, 0.017, 0.0023, 0.000031, mixed_share=0.6)
 
 
-PATH = PathCosts(kv_bytes_per_token=1.0, bandwidth=1e12, tail_share=0.0, handoff_s=0.00313, bootstrap_s=0.00171)
+PATH = PathCosts(kv_bytes_per_token=1.0, bandwidth=1e18, tail_share=0.0, handoff_s=0.00313, bootstrap_s=0.00171)
 STATS = TransferStats("made", 1, 1, 0.0, 0.0, digest=False)
 
 
@@ -178,6 +178,7 @@ def split_times(load: OpenLoad, limits: ServerLimits) -> dict[int, list[float]]:
     def arrive(request: Request) -> None:
         prefill.add(Request(request.room, list(request.prompt), request.sampling))
         decode.add(request)
+        engines.wake(prefill)
         engines.wake(decode)
 
     return engines.run(arrive)

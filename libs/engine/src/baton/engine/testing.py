@@ -114,9 +114,9 @@ class MemoryLink:
         if count > skip:
             if not room.num_puts:
                 self.to_exporter(SendStarted(number))
-            self._copy(number, room.reservation, layer, first + skip, count - skip)
+            self.copy(number, room.reservation, layer, first + skip, count - skip)
 
-    def _copy(self, number: int, reservation: Reservation, layer: int, first: int, count: int) -> None:
+    def copy(self, number: int, reservation: Reservation, layer: int, first: int, count: int) -> None:
         room = self.room(number)
         target = _pages(reservation.pages)
         self.layers_handed_over.append((number, layer, first, count))

@@ -143,10 +143,11 @@ def _with_split(costs: Costs, split: Points, max_batched: int) -> Costs:
 
 
 def _prefill_slowdown(beside: Sequence[FirstToken], costs: Costs, bootstrap_s: float, roles: Roles, max_batched: int) -> float:
-    """Of all their time together, so that long prompts count. Decode reserves pages when its step ends, and the prompt starts after that."""
-    own_s = sum(roles.prefill * (first_token_s(costs, point.tokens, max_batched) - costs.request_s) for point in beside)
-    waits_s = sum(point.boundary_s + bootstrap_s for point in beside)
-    return (sum(point.seconds for point in beside) - waits_s) / own_s if own_s > 0 else LEAST_FACTOR
+    """Of all their time together, so that long prompts count. An idle prefill server begins at once, and the first token waits for decode, which
+    reserves pages when its step ends, only where the prompt is computed sooner than that: those say nothing."""
+    own_s = [(point, roles.prefill * (first_token_s(costs, point.tokens, max_batched) - costs.request_s)) for point in beside]
+    told = [(point.seconds - costs.request_s, own) for point, own in own_s if own > point.boundary_s + bootstrap_s]
+    return sum(seconds for seconds, _ in told) / sum(own for _, own in told) if told else LEAST_FACTOR
 
 
 def _ratio(gaps: Sequence[DecodeGap], costs: Costs, factor: float) -> float:
@@ -191,7 +192,8 @@ def _residuals(measured: Measured, costs: Costs) -> tuple[dict[str, Residuals], 
 
 def _split_first_s(costs: Costs, tokens: int, max_batched: int) -> float:
     assert costs.path is not None
-    return costs.request_s + costs.path.bootstrap_s + costs.roles.prefill * (first_token_s(costs, tokens, max_batched) - costs.request_s)
+    own_s = costs.roles.prefill * (first_token_s(costs, tokens, max_batched) - costs.request_s)
+    return costs.request_s + max(costs.path.bootstrap_s, own_s)  # an idle prefill server does not wait for the one to begin the other
 
 
 def _residual(ratios: Array) -> Residuals:

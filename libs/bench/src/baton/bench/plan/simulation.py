@@ -114,6 +114,7 @@ class _Simulation:
         back = self._backs.pick()
         self._backs.loads[back] += job.prompt
         self._routes[job.index] = (front, back)
+        self._prefill[front].expect(job, self._shape.num_prefill + back, self._landed)
         self._decode[back].add(job, self._reserved)
 
     def _reserved(self, job: Job) -> None:
@@ -121,8 +122,7 @@ class _Simulation:
         self._clock.at(self._clock.now + self._costs.path.bootstrap_s, partial(self._bootstrapped, job))
 
     def _bootstrapped(self, job: Job) -> None:
-        front, back = self._routes[job.index]
-        self._prefill[front].add(job, self._shape.num_prefill + back, self._landed)
+        self._prefill[self._routes[job.index][0]].publish(job)
 
     def _landed(self, job: Job) -> None:
         front, back = self._routes[job.index]
