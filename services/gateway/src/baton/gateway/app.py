@@ -63,6 +63,8 @@ log = get_logger(__name__)
 
 #: What an aborted client gets to take its last message.
 _LAST_WORDS_S = 1.0
+#: How long one of several processes waits for servers that it can use before it takes its part of the port's connections.
+FIRST_ROUTE_S = 3.0
 
 
 class Gateway:
@@ -157,7 +159,7 @@ class Gateway:
         return worker, session
 
     def _advertised_grpc(self) -> str:
-        return join_address(self._settings.listen.advertised_host(), self.grpc.port)
+        return join_address(self._settings.listen.advertised_host(), self.grpc.port or self._settings.listen.port)
 
     async def start(self, on_failure: Callable[[BaseException], None]) -> dict[str, str]:
         """Listens, begins to connect to the fleet, and returns the addresses. Health follows the fleet from now on.
@@ -165,16 +167,25 @@ class Gateway:
         `on_failure` is told when a task of ours ends, which none ever should.
         """
         await self.discovery.listen()
-        await self.grpc.start()
-        await self.http.start()
         self._on_failure = on_failure
+        if self._settings.process_index is None:
+            await self._listen()
         self._tasks = [asyncio.create_task(part, name="discovery") for part in self.discovery.start()]
+        if self._settings.process_index is not None:
+            # The port is others' too: from the moment on when this process listens, a part of all connections is its own.
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self.fleet.wait_ready(), FIRST_ROUTE_S)
+            await self._listen()
         self._tasks.append(asyncio.create_task(self._follow_fleet(), name="health"))
         self._tasks += [asyncio.create_task(watched.run(), name=f"clock of {watched.what}") for watched in [*self._watched, *self.discovery.watched]]
         self._tasks += [asyncio.create_task(files.run(), name="clock of TLS files") for files in (self._tls, self._front_tls)]
         for task in self._tasks:
             task.add_done_callback(self._task_ended)
         return {"grpc": self._advertised_grpc(), "http": join_address(self._advertised_http_host(), self.http.port)}
+
+    async def _listen(self) -> None:
+        await self.grpc.start()
+        await self.http.start()
 
     def _task_ended(self, task: asyncio.Task[None]) -> None:
         if not task.cancelled():
