@@ -348,13 +348,12 @@ async def test_a_frozen_server_is_left_as_soon_as_there_is_somewhere_to_go(stack
     stack = await two_by_two(stack_of, prefill=1, silence_limit_s=0.5)
     stream = await Stream(stack).begin()
     await stream.speak(2)
-    servers = [worker for worker in stack.workers if worker.role == "decode"]
-    for worker in servers:
+    (other,) = [worker for worker in stack.workers if worker.role == "decode" and worker is not stream.decode]
+    for number, worker in enumerate((other, stream.decode), start=1):  # never a moment in which the stream could go to the other one
         worker.freeze()
-    await eventually(lambda: sum(worker.silent for worker in stack.gateway.fleet.workers) == 2)
+        await eventually(lambda number=number: sum(worker.silent for worker in stack.gateway.fleet.workers) == number)
     assert stack.gateway.rooms._rooms[stream.first.room].failure is None
     stack.script(by_the_book, by_the_book)
-    (other,) = [worker for worker in servers if worker is not stream.decode]
     other.thaw()
     last = await stream.rest()
     assert stream.ids == stream.answer

@@ -123,9 +123,9 @@ async def test_a_new_session_of_the_same_decode_server_replaces_the_old_one(serv
     assert (await new.read()).verdict.transport == "loopback"
     failed = await asyncio.to_thread(prefill.until_over, 7)
     assert failed.failure.cause == "decode_lost"
-    assert (await old.read()).declined.room == 7
     with pytest.raises(grpc.aio.AioRpcError, match="opened a new session"):
-        await old.read()
+        while True:  # a Declined may still get through; the end of the session says it for all of its rooms
+            assert (await old.read()).declined.room == 7
     prefill.expect(8, num_tokens=4)
     await new.publish(8)
     await asyncio.to_thread(prefill.until, lambda: ("PublishedSlots", 8) in prefill.names())
