@@ -108,6 +108,11 @@ async def test_a_damaged_invitation_is_refused(served, prefill, invitation) -> N
     assert caught.value.code() in (grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.FAILED_PRECONDITION)
 
 
+async def _all_about(session: Session, room: int) -> None:
+    while True:
+        assert (await session.read()).declined.room == room
+
+
 async def test_a_new_session_of_the_same_decode_server_replaces_the_old_one(served, prefill) -> None:
     """The old one may be half dead: its rooms end, its peer is closed, and only then the new one is served."""
     decode = prefill.decode()
@@ -124,8 +129,7 @@ async def test_a_new_session_of_the_same_decode_server_replaces_the_old_one(serv
     failed = await asyncio.to_thread(prefill.until_over, 7)
     assert failed.failure.cause == "decode_lost"
     with pytest.raises(grpc.aio.AioRpcError, match="opened a new session"):
-        while True:  # a Declined may still get through; the end of the session says it for all of its rooms
-            assert (await old.read()).declined.room == 7
+        await _all_about(old, room=7)  # a Declined may still get through; the end of the session says it for all of its rooms
     prefill.expect(8, num_tokens=4)
     await new.publish(8)
     await asyncio.to_thread(prefill.until, lambda: ("PublishedSlots", 8) in prefill.names())
