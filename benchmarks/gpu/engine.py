@@ -14,6 +14,7 @@ import random
 import sys
 import time
 from contextlib import contextmanager
+from itertools import pairwise
 from pathlib import Path
 
 import torch
@@ -48,6 +49,30 @@ class HostClock:
         return timed
 
 
+class Gaps:
+    """What part of the time the device was not in a decode step: between the end of one and the start of the next. Copies of a few bytes that lie
+    there, of drawn tokens and of new pages, count as idle."""
+
+    def __init__(self, engine: Engine) -> None:
+        self.marks: list[tuple[torch.cuda.Event, torch.cuda.Event]] = []
+        self._run = engine._runner._steps.run
+        engine._runner._steps.run = self._marked
+
+    def _marked(self, seats: list[int]) -> torch.Tensor:
+        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        start.record()
+        drawn = self._run(seats)
+        end.record()
+        self.marks.append((start, end))
+        return drawn
+
+    def idle(self) -> float:
+        torch.cuda.synchronize()
+        pairs = list(pairwise(self.marks))
+        between = sum(end.elapsed_time(start) for (_, end), (start, _) in pairs)
+        return between / self.marks[0][0].elapsed_time(self.marks[-1][0])
+
+
 def prompt(draw: random.Random, vocab_size: int, length: int) -> list[int]:
     return [draw.randrange(vocab_size) for _ in range(length)]
 
@@ -57,8 +82,9 @@ def drain(engine: Engine) -> None:
         engine.step()
 
 
-def decode_step(engine: Engine, clock: HostClock, batch: int, vocab_size: int) -> tuple[float, float]:
-    """(seconds of a step, seconds of it that the host worked), the batch decoding and nothing else."""
+def decode_step(engine: Engine, clock: HostClock, gaps: Gaps, batch: int, vocab_size: int) -> tuple[float, float, float]:
+    """(seconds of a step, seconds of it that the host worked, part of the time that the device was idle between steps), the batch decoding and
+    nothing else."""
     draw = random.Random(batch)
     for room in range(batch):
         engine.add(Request(room + 1, prompt(draw, vocab_size, CONTEXT - NUM_STEPS // 2), SamplingParams(max_tokens=NUM_STEPS + 16)))
@@ -69,14 +95,15 @@ def decode_step(engine: Engine, clock: HostClock, batch: int, vocab_size: int) -
                 started[event.room] = event.index
     steps, clock.spent_s = engine.stats().steps, 0.0
     torch.cuda.synchronize()
+    gaps.marks.clear()
     begin = time.perf_counter()
     while engine.stats().steps < steps + NUM_STEPS - 16:
         engine.step()
     took = time.perf_counter() - begin
     done = engine.stats().steps - steps
-    host = clock.spent_s
+    host, idle = clock.spent_s, gaps.idle()
     drain(engine)
-    return took / done, host / done
+    return took / done, host / done, idle
 
 
 def graph_step(engine: Engine, batch: int) -> float:
@@ -145,18 +172,19 @@ def stage(name: str):
 def report(name: str, measured: float, floor: float, target: float, unit: str, good: bool, found: list[dict]) -> None:
     found.append({"name": name, "measured": measured, "floor": floor, "target": target, "unit": unit, "met": good})
     ratio = measured / floor
-    print(f"{name:<36} {measured:9.3f} {unit}  floor {floor:9.3f}  ratio {ratio:6.3f}  target {target:<5} {'met' if good else 'MISSED'}", flush=True)
+    print(f"{name:<40} {measured:9.3f} {unit}  floor {floor:9.3f}  ratio {ratio:6.3f}  target {target:<5} {'met' if good else 'MISSED'}", flush=True)
 
 
 def measure(engine: Engine, config: ModelConfig, floor: Floor, batches: list[int], found: list[dict]) -> None:
-    clock = HostClock(engine)
+    clock, gaps = HostClock(engine), Gaps(engine)
     layer = 2 * config.num_heads * config.head_dim + 2 * config.num_kv_heads * config.head_dim + 3 * config.intermediate_size
     weights = config.hidden_size * (config.vocab_size + config.num_layers * layer)
     for batch in batches:
-        step_s, host_s = decode_step(engine, clock, batch, config.vocab_size)
+        step_s, host_s, idle = decode_step(engine, clock, gaps, batch, config.vocab_size)
         bound = (2 * weights + batch * CONTEXT * engine.layout.token_bytes) / floor.copy_bytes_per_s
         report(f"decode step, batch {batch}", step_s * 1e3, bound * 1e3, STEP_TARGET, "ms", step_s <= STEP_TARGET * bound, found)
         report(f"  host's part, batch {batch}", host_s * 1e3, HOST_TARGET_MS, 1.0, "ms", host_s * 1e3 <= HOST_TARGET_MS, found)
+        report(f"  device idle between steps, batch {batch}", 100 * idle, 100.0, 100 * IDLE_TARGET, " %", idle <= IDLE_TARGET, found)
         print(f"  captured step on empty seats, batch {batch}: {graph_step(engine, batch) * 1e3:.3f} ms", flush=True)
     took = prefill(engine, config.vocab_size, PROMPT)
     rate = model_flops(config, PROMPT) / took
