@@ -53,6 +53,14 @@ def test_a_tiny_run_from_start_to_verdict(tmp_path: Path, model_path: Path) -> N
     assert (refused.returncode, "is not written over" in refused.stderr) == (1, True)
 
 
+def _until_there_are_some(process: psutil.Process) -> list[psutil.Process]:
+    deadline = time.monotonic() + 30
+    while not (children := process.children(recursive=True)):
+        assert time.monotonic() < deadline, "no server was started"
+        time.sleep(0.02)
+    return children
+
+
 def test_an_interrupt_leaves_no_process(tmp_path: Path, model_path: Path) -> None:
     command = (*BATON, "decide", "--model", str(model_path), "--devices", DEVICES, "--out", str(tmp_path), *TINY)
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as running:
@@ -60,8 +68,7 @@ def test_an_interrupt_leaves_no_process(tmp_path: Path, model_path: Path) -> Non
         for line in running.stdout:
             if line.startswith("starting "):
                 break
-        children = psutil.Process(running.pid).children(recursive=True)
-        assert children
+        children = _until_there_are_some(psutil.Process(running.pid))
         time.sleep(0.5)  # somewhere within the start
         running.send_signal(signal.SIGINT)
         rest = running.stdout.read()
