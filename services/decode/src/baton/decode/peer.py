@@ -129,7 +129,10 @@ class PrefillPeer:
         try:
             inboxes = await self._blocking(lambda: Inboxes.open(key, doors.ranks, doors.num_doorbells))
         except TransferError as error:
-            self.problem = f"no inbox can be opened: {error}"
+            problem = f"no inbox can be opened: {error}"
+            if problem != self.problem:
+                self.problem = problem
+                self._doors.changed()
             self._log.error("no inbox", error=str(error))
             return False
         session = BootstrapSession(key, self.address, inboxes, doors.hello(inboxes), doors.here)
@@ -146,7 +149,7 @@ class PrefillPeer:
         except PairRefusedError as error:
             problem = f"refused: {error}"
         except (SessionEndedError, grpc.aio.AioRpcError, grpc.aio.UsageError, TransferError, TimeoutError) as error:
-            problem = _explain(error, doors.tls)
+            problem = _explain(error, doors.tls if session.link is None else None)
         finally:
             self._went(session.link, inboxes, problem)
         return session.link is not None
@@ -191,7 +194,9 @@ class PrefillPeer:
         return await asyncio.get_running_loop().run_in_executor(self._doors.threads, function)
 
 
-def _explain(error: BaseException, tls: Tls) -> str:
+def _explain(error: BaseException, tls: Tls | None) -> str:
+    """tls: None for a session that was in use: it was not refused for its certificate."""
     if isinstance(error, grpc.aio.AioRpcError):
-        return f"{error.code().name}: {explain_refusal(error.details() or '', tls)}"
+        details = error.details() or ""
+        return f"{error.code().name}: {details if tls is None else explain_refusal(details, tls)}"
     return str(error) or type(error).__name__

@@ -164,7 +164,9 @@ class WorkerSession:
 
     def _explain(self, error: BaseException) -> str:
         if isinstance(error, grpc.aio.AioRpcError):
-            return f"{error.code().name}: {explain_refusal(error.details() or '', self._tls)}"
+            details = error.details() or ""
+            # A session that was in use was not refused for its certificate.
+            return f"{error.code().name}: {details if self._worker.connected else explain_refusal(details, self._tls)}"
         if isinstance(error, TimeoutError):
             return f"it did not answer within {CONTACT_TIMEOUT_S:g} s"
         return str(error)
