@@ -25,7 +25,7 @@ def chain_launches() -> Iterator[None]:
 
     Raises ValueError where there is no GPU that can do this (Hopper and later).
     """
-    if not (torch.cuda.is_available() and torch.cuda.get_device_capability() >= LEAST_CAPABILITY):
+    if not (torch.cuda.is_available() and can_chain(torch.device("cuda"))):
         found = f"compute capability {torch.cuda.get_device_capability()}" if torch.cuda.is_available() else "no GPU"
         raise ValueError(f"launches can be chained from compute capability {LEAST_CAPABILITY} on; here is {found}")
     before = _chained.set(True)

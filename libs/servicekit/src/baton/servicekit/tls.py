@@ -188,8 +188,11 @@ def _counting(note: Callable[[ssl.SSLError], None]) -> type[ssl.SSLObject]:
     return Counting
 
 
-def explain_refusal(details: str, tls: Tls) -> str:
-    """What gRPC says of a connection that was not made, with what it does not say: which side refused which certificate."""
+def explain_refusal(details: str, tls: Tls, *, was_in_use: bool = False) -> str:
+    """What gRPC says of a connection that was not made, with what it does not say: which side refused which certificate. One that was in use was
+    refused by nobody: then only what gRPC says."""
+    if was_in_use:
+        return details
     settings = tls.settings if isinstance(tls, TlsFiles) else tls
     if "CERTIFICATE_VERIFY_FAILED" in details:
         return f"{details}; the other side's certificate is refused: --tls-ca-file did not sign it, it has expired, or is not for this host"

@@ -149,7 +149,7 @@ class PrefillPeer:
         except PairRefusedError as error:
             problem = f"refused: {error}"
         except (SessionEndedError, grpc.aio.AioRpcError, grpc.aio.UsageError, TransferError, TimeoutError) as error:
-            problem = _explain(error, doors.tls if session.link is None else None)
+            problem = _explain(error, doors.tls, was_in_use=session.link is not None)
         finally:
             self._went(session.link, inboxes, problem)
         return session.link is not None
@@ -194,9 +194,7 @@ class PrefillPeer:
         return await asyncio.get_running_loop().run_in_executor(self._doors.threads, function)
 
 
-def _explain(error: BaseException, tls: Tls | None) -> str:
-    """tls: None for a session that was in use: it was not refused for its certificate."""
+def _explain(error: BaseException, tls: Tls, *, was_in_use: bool) -> str:
     if isinstance(error, grpc.aio.AioRpcError):
-        details = error.details() or ""
-        return f"{error.code().name}: {details if tls is None else explain_refusal(details, tls)}"
+        return f"{error.code().name}: {explain_refusal(error.details() or '', tls, was_in_use=was_in_use)}"
     return str(error) or type(error).__name__

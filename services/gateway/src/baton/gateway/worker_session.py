@@ -164,9 +164,7 @@ class WorkerSession:
 
     def _explain(self, error: BaseException) -> str:
         if isinstance(error, grpc.aio.AioRpcError):
-            details = error.details() or ""
-            # A session that was in use was not refused for its certificate.
-            return f"{error.code().name}: {details if self._worker.connected else explain_refusal(details, self._tls)}"
+            return f"{error.code().name}: {explain_refusal(error.details() or '', self._tls, was_in_use=self._worker.connected)}"
         if isinstance(error, TimeoutError):
             return f"it did not answer within {CONTACT_TIMEOUT_S:g} s"
         return str(error)

@@ -56,6 +56,11 @@ def default_tiling(num_rows: int, width: int, depth: int, itemsize: int) -> Line
     return LinearTiling(columns=16, depth=256, splits=splits, num_warps=4, num_stages=5)
 
 
+def _rows_of_few(num_rows: int) -> int:
+    """Of a tile that holds them all: one tile for 1 to 16."""
+    return 16 if num_rows <= 16 else int(triton.next_power_of_2(num_rows))
+
+
 def launch_linear_few(
     x: Tensor,
     weight: Tensor,
@@ -68,9 +73,8 @@ def launch_linear_few(
     num_rows, depth = x.shape
     width = weight.shape[0] // 2 if silu_mul else weight.shape[0]
     tiling = tiling or default_tiling(num_rows, width, depth, x.element_size())
-    rows = 16 if num_rows <= 16 else triton.next_power_of_2(num_rows)
     output = torch.empty(num_rows, width, dtype=x.dtype, device=x.device) if out is None else out
-    partial = _launch(x, weight, bias, residual, silu_mul, output, tiling, rows)
+    partial = _launch(x, weight, bias, residual, silu_mul, output, tiling, _rows_of_few(num_rows))
     if partial is not None:
         launch_sum(partial, bias, residual, output, silu_mul)
     return output
@@ -81,9 +85,8 @@ def launch_linear_few_norm(
 ) -> tuple[Tensor, Tensor]:
     num_rows, depth = x.shape
     tiling = tiling or default_tiling(num_rows, weight.shape[0], depth, x.element_size())
-    rows = 16 if num_rows <= 16 else triton.next_power_of_2(num_rows)
     output = torch.empty(num_rows, weight.shape[0], dtype=x.dtype, device=x.device)
-    partial = _launch(x, weight, bias, residual, False, output, tiling, rows)
+    partial = _launch(x, weight, bias, residual, False, output, tiling, _rows_of_few(num_rows))
     if partial is None:
         return output, launch_rms_norm(output, None, norm, eps)
     return output, launch_sum_norm(partial, bias, residual, output, norm, eps)
