@@ -100,6 +100,9 @@ class SleepingEngine:
     def add(self, request: Request) -> None:
         self._rooms.append(request.room)
 
+    def give_up(self, room: int, failure: object) -> None:
+        """Its steps are short."""
+
     def abort(self, room: int, failure: object) -> None:
         """The end of the session; nothing is left to do."""
 

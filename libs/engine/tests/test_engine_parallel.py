@@ -215,7 +215,7 @@ def test_ranks_that_draw_different_tokens_end_the_engine():
         def __init__(self, drawn):
             self.drawn = drawn
 
-        def launch(self, plan, layer_done):
+        def launch(self, plan, layer_done, given_up):
             return Done(self.drawn)
 
     ranks = Ranks((CPU, CPU), lambda: None)

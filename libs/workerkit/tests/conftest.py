@@ -28,6 +28,7 @@ class ScriptedEngine:
         self.sent: dict[int, int] = {}
         self.events: list[EngineEvent] = []
         self.aborted: list[tuple[int, Failure]] = []
+        self.given_up: list[tuple[int, Failure]] = []
         self.hold = False
         self.quarantined = False
         self.break_with: Exception | None = None
@@ -40,6 +41,9 @@ class ScriptedEngine:
         self.requests[request.room] = request
         self.sent[request.room] = 0
         self.events.append(PrefillStarted(request.room))
+
+    def give_up(self, room: int, failure: Failure) -> None:
+        self.given_up.append((room, failure))
 
     def abort(self, room: int, failure: Failure) -> None:
         self.aborted.append((room, failure))

@@ -68,6 +68,23 @@ def test_commands_from_many_threads_are_not_lost(engine, started) -> None:
         time.sleep(0.01)
 
 
+def test_a_step_that_runs_is_told_of_a_room_that_ends(engine, started) -> None:
+    """The command waits for the step; the word that its room is given up does not."""
+    host, _, done = started
+    gone = Failure("CANCELLED", "client", "client_gone", "the client left")
+    engine.hang.clear()
+    host.submit(request(1, max_tokens=1000))
+    deadline = time.monotonic() + 10
+    while not (engine.turns and engine.requests):
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    host.abort(1, gone)
+    assert (engine.given_up, engine.aborted) == ([(1, gone)], [])
+    engine.hang.set()
+    assert done.wait(10)
+    assert engine.aborted == [(1, gone)]
+
+
 def test_a_stopped_host_says_so(engine, started) -> None:
     host, _, _ = started
     host.stop()

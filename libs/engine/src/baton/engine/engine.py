@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import torch
 
@@ -13,6 +14,7 @@ from baton.engine.config import EngineConfig, max_model_len, plan_layout
 from baton.engine.device.model import DeviceModel
 from baton.engine.device.runner import DeviceRunner
 from baton.engine.errors import InvalidSettingError
+from baton.engine.given_up import GivenUp
 from baton.engine.layout import KVLayout
 from baton.engine.loader import torch_dtype
 from baton.engine.models.llama import LlamaModel
@@ -35,8 +37,18 @@ from baton.engine.warming import run_unasked
 WAIT_S = 0.001
 
 
+@dataclass(frozen=True, slots=True)
+class Launched:
+    """A step under way. began: when it was launched."""
+
+    plan: StepPlan
+    flight: Flight
+    began: float
+    given_up: GivenUp
+
+
 class Engine:
-    """Serves rooms in one role. Every method must be called from one and the same thread; none waits for a peer.
+    """Serves rooms in one role. Every method but `give_up` must be called from one and the same thread; none waits for a peer.
 
     The loop of a service:
 
@@ -73,7 +85,8 @@ class Engine:
         self.max_model_len = max_model_len(model.config, config)
         self._clock = clock
         self._runner = _runner(role, model, config, pool or _make_pool(model, self.layout, buffer), self.max_model_len)
-        self._flights: deque[tuple[StepPlan, Flight, float]] = deque()
+        self._flights: deque[Launched] = deque()
+        self._ending: dict[int, Failure] = {}
         limits = Limits(
             page_size=config.page_size,
             max_num_batched_tokens=config.max_num_batched_tokens,
@@ -106,6 +119,12 @@ class Engine:
         """Ends a room with Failed(failure). Idempotent; unknown rooms are ignored. Pages that a peer may still read or write are
         held back until it is known not to."""
         self._scheduler.abort(room, failure)
+        self._ending.pop(room, None)
+
+    def give_up(self, room: int, failure: Failure) -> None:
+        """From any thread, right before `abort(room, failure)` is on its way to the engine's: a forward pass that has no room left but such ones
+        leaves before its next layer, and ends them. A pass with other rooms in it goes on as it is, and the room is ended by its `abort`."""
+        self._ending[room] = failure
 
     def reap(self, now: float) -> None:
         """Ends every room whose deadline, bootstrap or waiting time has passed; `now` on time.monotonic(). Cheap: call it on a timer."""
@@ -143,15 +162,22 @@ class Engine:
         self._tell()
         self._scheduler.advance(plan)
         began = self._clock()
-        self._flights.append((plan, self._runner.launch(plan, self._layer_done(plan)), began))
+        given_up = GivenUp([piece.sequence.room for piece in plan.slices], self._ending)
+        self._flights.append(Launched(plan, self._runner.launch(plan, self._layer_done(plan), given_up), began, given_up))
+        if given_up.at is not None:
+            # At once: what they have not computed must be in no further plan, and told to nobody.
+            for room in given_up.rooms:
+                self._scheduler.abort(room, self._ending[room])
         return True
 
     def _read(self, timeout_s: float) -> None:
         """Reads the oldest launched steps as far as they have run."""
-        while self._flights and self._flights[0][1].wait(timeout_s):
-            plan, flight, began = self._flights.popleft()
-            self._scheduler.resolve(plan, flight.drawn())
-            self._count(plan, began)
+        while self._flights and self._flights[0].flight.wait(timeout_s):
+            launched = self._flights.popleft()
+            left = launched.given_up.at is not None
+            drawn = [None for piece in launched.plan.slices if piece.samples] if left else launched.flight.drawn()
+            self._scheduler.resolve(launched.plan, drawn)
+            self._count(launched)
             timeout_s = 0.0
 
     def has_work(self) -> bool:
@@ -184,12 +210,13 @@ class Engine:
         if self._tell_milestones is not None and (events := self._scheduler.take_events()):
             self._tell_milestones(events)
 
-    def _count(self, plan: StepPlan, began: float) -> None:
-        """`began`: when the step was launched; it may have waited for the one before it."""
-        now = self._clock()
+    def _count(self, launched: Launched) -> None:
+        """A step may have waited for the one before it; one that was given up says nothing about speed."""
+        now, slices = self._clock(), launched.plan.slices
         self._steps += 1
-        self._num_computed_tokens += sum(piece.count for piece in plan.slices)
-        self._prompt_speed.note(sum(piece.count for piece in plan.slices if piece.count > 1), now - max(began, self._last_progress))
+        if launched.given_up.at is None:
+            self._num_computed_tokens += sum(piece.count for piece in slices)
+            self._prompt_speed.note(sum(piece.count for piece in slices if piece.count > 1), now - max(launched.began, self._last_progress))
         self._last_progress = now
 
 

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Protocol
 
 from baton.engine.batch import build_batch
+from baton.engine.given_up import GivenUp
 from baton.engine.models.llama import LlamaModel
 from baton.engine.pool import KVPool
 from baton.engine.sampler import Draw, sample
@@ -22,7 +23,8 @@ class Flight(Protocol):
         """Whether the step has run; waits for it, at most `timeout_s`."""
 
     def drawn(self) -> list[int | None]:
-        """One token for each slice that samples, in order; None where the logits were not finite. Only after `wait` said True."""
+        """One token for each slice that samples, in order; None where the logits were not finite. Only after `wait` said True, and not of a step
+        that was given up."""
 
 
 class Runner(Protocol):
@@ -33,7 +35,9 @@ class Runner(Protocol):
     #: Lengths of prompts whose first step costs more than their later ones.
     warm_lengths: tuple[int, ...]
 
-    def launch(self, plan: StepPlan, layer_done: LayerDone | None) -> Flight: ...
+    def launch(self, plan: StepPlan, layer_done: LayerDone | None, given_up: GivenUp | None = None) -> Flight:
+        """given_up: asked before each layer of prompts, and of decode steps that are not captured; once it says True nothing more is computed.
+        The flight's `wait` then tells when what was launched before has run."""
 
     def release(self, sequence: Sequence) -> None:
         """The sequence is not computed any more, or not for now."""
@@ -62,9 +66,11 @@ class CpuRunner:
         self._model = model
         self._pool = pool
 
-    def launch(self, plan: StepPlan, layer_done: LayerDone | None) -> Done:
+    def launch(self, plan: StepPlan, layer_done: LayerDone | None, given_up: GivenUp | None = None) -> Done:
         tell = None if layer_done is None else lambda layer: layer_done(layer, None)
-        logits = self._model.forward(build_batch(plan.slices, self._pool), self._pool, tell)
+        logits = self._model.forward(build_batch(plan.slices, self._pool), self._pool, tell, given_up)
+        if logits is None:
+            return Done([])
         draws = [draw_of(piece) for piece in plan.slices if piece.samples]
         return Done(sample(logits, draws) if draws else [])
 

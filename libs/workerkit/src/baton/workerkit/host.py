@@ -26,9 +26,11 @@ STATS_PERIOD_S = 0.02
 
 
 class HostedEngine(Protocol):
-    """What the host asks of an engine. Every method is called from the host's thread only."""
+    """What the host asks of an engine. Every method but `give_up` is called from the host's thread only."""
 
     def add(self, request: Request) -> None: ...
+
+    def give_up(self, room: int, failure: Failure) -> None: ...
 
     def abort(self, room: int, failure: Failure) -> None: ...
 
@@ -97,7 +99,10 @@ class EngineHost:
         self._command(lambda: self._engine.add(request))
 
     def abort(self, room: int, failure: Failure) -> None:
-        """Asks the engine to end a room; its Failed event says when it did. Raises HostStoppedError when the engine is gone."""
+        """Asks the engine to end a room; its Failed event says when it did. Raises HostStoppedError when the engine is gone.
+
+        A step that runs takes no commands; it is told beside them, and does not go on for nobody."""
+        self._engine.give_up(room, failure)
         self._command(lambda: self._engine.abort(room, failure))
 
     def wake(self) -> None:

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from baton.engine.device.experts import DeviceMlp, GatedMlp, read_experts
 from baton.engine.device.products import Mode, Product, Stream
+from baton.engine.given_up import GivenUp
 from baton.engine.inventory import inventory
 from baton.engine.model_config import ModelConfig
 from baton.engine.models.collective import Collective
@@ -81,8 +82,17 @@ class DeviceModel:
         turns = torch.view_as_real(rotations(config.rope, config.head_dim, config.max_model_len))
         self._turns = turns.flatten(1).to(device)
 
-    def forward(self, rows: Rows, pool: KVPool, attention: Attention, mode: Mode, layer_done: Callable[[int], None] | None = None) -> Tensor | None:
-        """Writes the rows' keys and values into `pool` and returns logits [samples, vocabulary] in the model's dtype; None without samples.
+    def forward(
+        self,
+        rows: Rows,
+        pool: KVPool,
+        attention: Attention,
+        mode: Mode,
+        layer_done: Callable[[int], None] | None = None,
+        given_up: GivenUp | None = None,
+    ) -> Tensor | None:
+        """Writes the rows' keys and values into `pool` and returns logits [samples, vocabulary] in the model's dtype; None without samples, and
+        when it was given up: then the layers from `given_up.at` on were not launched. Nothing that is captured may be given up.
 
         Only launches: nothing here waits for the device. layer_done(l) is called when the launch that puts layer l's keys and values into
         the pool has been made. In the last layer nothing but those, and what the sampled rows need, is computed.
@@ -90,6 +100,8 @@ class DeviceModel:
         config, (q, kv) = self._own, self._widths()
         stream = Stream(self._embed(rows.token_ids), config.rms_norm_eps, self.group)
         for index, layer in enumerate(self._layers):
+            if given_up is not None and given_up(index):
+                return None
             qkv = layer.qkv(stream.normed(layer.input_norm), mode)
             pages = pool.pages(index)
             rope_and_write(

@@ -13,6 +13,7 @@ from baton.engine.device.products import Mode
 from baton.engine.device.seats import padded_stops, pages_from, signed
 from baton.engine.device.steps import PagedRows
 from baton.engine.device.upload import upload
+from baton.engine.given_up import GivenUp
 from baton.engine.pool import KVPool
 from baton.engine.runner import draw_of
 from baton.engine.scheduling.sequence import Slice
@@ -28,8 +29,9 @@ class Prompts:
         self._deterministic = deterministic
 
     @torch.inference_mode()
-    def run(self, slices: List[Slice], layer_done: Callable[[int], None] | None) -> Tensor | None:
-        """[samples] int64 on the device, in the order of the slices that sample; -1 where logits were not finite; None when none does."""
+    def run(self, slices: List[Slice], layer_done: Callable[[int], None] | None, given_up: GivenUp | None = None) -> Tensor | None:
+        """[samples] int64 on the device, in the order of the slices that sample; -1 where logits were not finite; None when none does, and when the
+        pass was given up."""
         device, page_size = self._model.device, self._pool.layout.page_size
         tokens: list[int] = []
         positions: list[int] = []
@@ -47,7 +49,7 @@ class Prompts:
         rows = Rows(*(upload(each, torch.int64, device) for each in (tokens, positions, slots, sampled)))
         attention = ChunkAttention(slices, starts, self._deterministic, device)
         mode = Mode.INVARIANT if self._deterministic else Mode.MANY
-        logits = self._model.forward(rows, self._pool, attention, mode, layer_done)
+        logits = self._model.forward(rows, self._pool, attention, mode, layer_done, given_up)
         return None if logits is None else self._draw(logits, [piece for piece in slices if piece.samples])
 
     def _draw(self, logits: Tensor, slices: List[Slice]) -> Tensor:

@@ -13,6 +13,7 @@ from baton.engine.device.model import DeviceModel
 from baton.engine.device.prompts import Prompts
 from baton.engine.device.seats import Seats
 from baton.engine.device.steps import DecodeSteps
+from baton.engine.given_up import GivenUp
 from baton.engine.pool import KVPool
 from baton.engine.runner import LayerDone
 from baton.engine.scheduling.sequence import Sequence, Slice, StepPlan
@@ -78,7 +79,7 @@ class DeviceRunner:
             if self._steps is not None:
                 self._steps.prepare()
 
-    def launch(self, plan: StepPlan, layer_done: LayerDone | None) -> DeviceFlight:
+    def launch(self, plan: StepPlan, layer_done: LayerDone | None, given_up: GivenUp | None = None) -> DeviceFlight:
         with self._on_stream():
             singles: list[Slice] = []
             chunks: list[Slice] = []
@@ -86,7 +87,7 @@ class DeviceRunner:
                 (singles if self._is_step(piece) else chunks).append(piece)
             parts = [self._step(singles)] if singles else []
             if chunks:
-                parts += self._chunks(chunks, layer_done)
+                parts += self._chunks(chunks, layer_done, given_up)
             place = {id(piece): index for index, piece in enumerate((*singles, *(each for each in chunks if each.samples)))}
             order = [place[id(piece)] for piece in plan.slices if piece.samples]
             return self._fetch(parts, order)
@@ -107,8 +108,8 @@ class DeviceRunner:
         self._seats.follow_pages([piece.sequence for piece in slices])
         return self._steps.run([self._seats.of(piece.sequence) for piece in slices])
 
-    def _chunks(self, slices: List[Slice], layer_done: LayerDone | None) -> list[Tensor]:
-        tokens = self._prompts.run(slices, None if layer_done is None else lambda layer: layer_done(layer, self._mark()))
+    def _chunks(self, slices: List[Slice], layer_done: LayerDone | None, given_up: GivenUp | None) -> list[Tensor]:
+        tokens = self._prompts.run(slices, None if layer_done is None else lambda layer: layer_done(layer, self._mark()), given_up)
         if tokens is None:
             return []
         if self._seats is not None:

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from baton.engine.attention import attend
 from baton.engine.batch import ForwardBatch
+from baton.engine.given_up import GivenUp
 from baton.engine.inventory import inventory
 from baton.engine.linear import Linear, Tuning, make_linear
 from baton.engine.model_config import ModelConfig
@@ -67,14 +68,19 @@ class LlamaModel:
         self._rotations = rotations(config.rope, config.head_dim, config.max_model_len).unsqueeze(1)
 
     @torch.inference_mode()
-    def forward(self, batch: ForwardBatch, pool: KVPool, layer_done: Callable[[int], None] | None = None) -> Tensor:
-        """Writes the step's keys and values into `pool` and returns float32 logits [len(batch.sample_rows), vocabulary].
+    def forward(
+        self, batch: ForwardBatch, pool: KVPool, layer_done: Callable[[int], None] | None = None, given_up: GivenUp | None = None
+    ) -> Tensor | None:
+        """Writes the step's keys and values into `pool` and returns float32 logits [len(batch.sample_rows), vocabulary]; None when it was given
+        up: then the layers from `given_up.at` on were not computed.
 
         layer_done(l) is called as soon as layer l's keys and values are in the pool, before that layer's attention.
         """
         hidden = self._embed(batch.token_ids)
         turns = self._rotations[batch.positions]
         for index, layer in enumerate(self._layers):
+            if given_up is not None and given_up(index):
+                return None
             hidden = self._attention(index, layer, hidden, turns, batch, pool, layer_done)
             hidden = self._add(hidden, layer.mlp, self._norm(hidden, layer.post_norm))
         sampled = hidden if batch.samples_all else hidden[batch.sample_rows]

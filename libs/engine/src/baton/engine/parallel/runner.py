@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from baton.engine.errors import RanksDisagreeError
+from baton.engine.given_up import GivenUp
 from baton.engine.parallel.ranks import Ranks
 from baton.engine.runner import Flight, LayerDone, Runner
 from baton.engine.scheduling.sequence import Sequence as Tokens
@@ -33,17 +34,17 @@ class ShardedRunner:
         self.depth = self._runners[0].depth
         self.warm_lengths = self._runners[0].warm_lengths
 
-    def launch(self, plan: StepPlan, layer_done: LayerDone | None) -> ShardedFlight:
+    def launch(self, plan: StepPlan, layer_done: LayerDone | None, given_up: GivenUp | None = None) -> ShardedFlight:
         """Returns when every rank has launched: until then they read the plan's sequences, which only the caller's thread changes.
 
         layer_done is called on this thread, once all ranks have launched the layer: what it changes no rank reads in the rest of its launch.
         """
         if layer_done is None:
-            return ShardedFlight(self._ranks, self._ranks.run(lambda rank: self._runners[rank].launch(plan, None)))
+            return ShardedFlight(self._ranks, self._ranks.run(lambda rank: self._runners[rank].launch(plan, None, given_up)))
         layers = _Layers(self._ranks.size, layer_done)
 
         def launch(rank: int) -> Flight:
-            return self._runners[rank].launch(plan, lambda layer, ready: self._ranks.say(_Layer(rank, layer, ready)))
+            return self._runners[rank].launch(plan, lambda layer, ready: self._ranks.say(_Layer(rank, layer, ready)), given_up)
 
         return ShardedFlight(self._ranks, self._ranks.run(launch, layers.hear))
 
