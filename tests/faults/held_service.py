@@ -6,6 +6,7 @@ Nothing else is changed. While HOLD_FILE holds one of these words, the engine's 
     waiting         prefill computes nothing
     transferring    prefill computes one chunk of a prompt, whose pages are sent, and no further one
     slow SECONDS    each forward pass takes that much longer
+    layers SECONDS  each layer of a pass of more than one row does: a chunk of a large model, or of any on a busy machine
 """
 
 from __future__ import annotations
@@ -17,6 +18,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from torch import Tensor
+
+from baton.engine.models.llama import LlamaModel
 from baton.engine.scheduling.decode import DecodeScheduler
 from baton.engine.scheduling.prefill import PrefillScheduler
 from baton.engine.scheduling.sequence import StepPlan
@@ -71,11 +75,22 @@ def slowed(hold: Hold, plan: StepPlan) -> StepPlan:
     return plan
 
 
+def slow_layers(hold: Hold, attention: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    def slowed_attention(self: LlamaModel, index: int, layer: object, hidden: Tensor, *rest: Any) -> Tensor:
+        words = hold.words()
+        if words[0] == "layers" and len(hidden) > 1:
+            time.sleep(float(words[1]))
+        return attention(self, index, layer, hidden, *rest)
+
+    return slowed_attention
+
+
 def main() -> int:
     service, path, *flags = sys.argv[1:]
     hold = Hold(Path(path))
     PrefillScheduler.plan = hold_prefill(hold, PrefillScheduler.plan)  # type: ignore[method-assign]
     DecodeScheduler.plan = hold_decode(hold, DecodeScheduler.plan)  # type: ignore[method-assign]
+    LlamaModel._attention = slow_layers(hold, LlamaModel._attention)  # type: ignore[method-assign]
     sys.argv = [service, *flags]
     status: int = importlib.import_module(f"baton.{service}.app").main()
     return status
