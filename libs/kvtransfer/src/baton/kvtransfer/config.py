@@ -67,6 +67,11 @@ class AgentConfig:
             raise InvalidArgument(f"device={self.device!r} must be empty (host memory) or the number of a CUDA device")
 
 
+def net_devices(config: AgentConfig) -> str:
+    """UCX's choice of network devices, as the user made it; "": all."""
+    return config.ucx_options.get("NET_DEVICES", os.environ.get("UCX_NET_DEVICES", ""))
+
+
 def _one_of(name: str, value: str, allowed: tuple[str, ...]) -> None:
     if value not in allowed:
         raise InvalidArgument(f"{name}={value!r} must be one of {', '.join(allowed)}")

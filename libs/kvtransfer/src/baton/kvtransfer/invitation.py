@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from baton.kvtransfer.envelope import seal, unseal
-from baton.kvtransfer.errors import IncompatiblePeer, InvalidArgument
+from baton.kvtransfer.errors import IncompatiblePeer, InvalidArgument, PeerUnreachable
 from baton.kvtransfer.identity import Identity
 
 _MAGIC = b"BKIV"
-_VERSION = 1
+_VERSION = 2
 _WINDOW = struct.Struct("<QQI")
 _NUMBERS = struct.Struct("<QI")
 _BACKEND, _TRANSPORT, _SENDER, _IDENTITY, _NUMBERS_TAG, _WORKER, _FINGERPRINT, _DEVICE, _DEVICE_SCRATCH = range(1, 10)
 _WINDOWS = {"pool": 16, "table": 17, "bell": 18, "scratch": 19}
+_NETWORK = {"worker": 32, "pool": 33, "table": 34, "bell": 35, "scratch": 36}
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,10 +29,27 @@ class Window:
 
 
 @dataclass(frozen=True, slots=True)
+class Way:
+    """A second way to the same memory: the address of another worker of the inbox, and the windows' keys for who comes to it."""
+
+    worker: bytes
+    pool: bytes
+    table: bytes
+    bell: bytes
+    scratch: bytes
+
+
+#: Nobody can come that way: the receiver had no network device when it opened the inbox.
+NO_WAY = Way(b"", b"", b"", b"", b"")
+
+
+@dataclass(frozen=True, slots=True)
 class Invitation:
     """backend, transport: the receiver's configuration. nonce: of this inbox; random. worker: UCX's address of the inbox's worker.
 
     pool: the pages. table: inbox header and doorbells. bell: the word that wakes the receiver. scratch: where a probe may write.
+    network: where `worker` and the windows' keys are for senders on the receiver's host: those for senders that come over a network. None: everybody
+    comes to `worker`.
     device: how a CUDA pool can be mapped by another process, device_scratch likewise (empty: host memory, or memory that cannot be shared).
     """
 
@@ -46,6 +64,7 @@ class Invitation:
     table: Window
     bell: Window
     scratch: Window
+    network: Way | None = None
     device: bytes = b""
     device_scratch: bytes = b""
     fingerprint: Mapping[str, str] = field(default_factory=dict)
@@ -65,7 +84,19 @@ class Invitation:
         for name, tag in _WINDOWS.items():
             window: Window = getattr(self, name)
             fields[tag] = _WINDOW.pack(window.address, window.num_bytes, len(window.key)) + window.key
+        if self.network is not None:
+            fields |= {tag: getattr(self.network, name) for name, tag in _NETWORK.items()}
         return seal(_MAGIC, _VERSION, fields)
+
+    def over_network(self) -> Invitation:
+        """For a sender on another host: `worker` and the windows' keys are those it needs. Raises PeerUnreachable."""
+        way = self.network
+        if way is None:
+            return self
+        if not way.worker:
+            raise PeerUnreachable(f"{self.identity.instance_id} had no network device when it opened this inbox: a new inbox may have one")
+        keys = {name: replace(getattr(self, name), key=getattr(way, name)) for name in _WINDOWS}
+        return replace(self, worker=way.worker, network=None, **keys)
 
     @classmethod
     def decode(cls, data: bytes) -> Invitation:
@@ -81,6 +112,7 @@ class Invitation:
                 nonce=nonce,
                 num_doorbells=num_doorbells,
                 worker=fields[_WORKER],
+                network=Way(**{name: fields[tag] for name, tag in _NETWORK.items()}) if fields.keys() & _NETWORK.values() else None,
                 device=fields[_DEVICE],
                 device_scratch=fields[_DEVICE_SCRATCH],
                 fingerprint=_unpack_pairs(fields[_FINGERPRINT]),

@@ -6,14 +6,13 @@
 
 namespace baton {
 
-Connection::Connection(const LinkParams &params, Worker &shared, MessageSink *sink, Endpoint::OnError on_error)
+Connection::Connection(const LinkParams &params, Worker *shared, std::unique_ptr<Worker> own, MessageSink *sink, Endpoint::OnError on_error)
     : id_(params.id), nonce_(params.nonce), same_host_(params.same_host), pool_on_device_(!params.device_pool.empty()),
-      scratch_on_device_(!params.device_scratch.empty()) {
-    if (!same_host_) {
-        own_worker_ = std::make_unique<Worker>(shared.context());
+      scratch_on_device_(!params.device_scratch.empty()), own_worker_(std::move(own)) {
+    if (own_worker_) {
         check("ucp_worker_set_am_recv_handler", listen(own_worker_->handle(), sink));
     }
-    Worker &worker = own_worker_ ? *own_worker_ : shared;
+    Worker &worker = own_worker_ ? *own_worker_ : *shared;
     endpoint_ = std::make_unique<Endpoint>(worker, params.worker_address, !same_host_, std::move(on_error));
     pool_ = RemoteMemory(endpoint_->handle(), params.pool);
     table_ = RemoteMemory(endpoint_->handle(), params.table);

@@ -29,9 +29,9 @@ struct LinkParams {
 
 class Connection {
 public:
-    // Over a network it has a worker of its own, which goes with the endpoint: after an endpoint was closed by force (a peer that hangs), UCX 1.22's
-    // tcp may still get events for it. `shared` is used on one host. Throws Failure.
-    Connection(const LinkParams &params, Worker &shared, MessageSink *sink, Endpoint::OnError on_error);
+    // own: over a network, where each has its own, which goes with the endpoint: after an endpoint was closed by force (a peer that hangs), UCX 1.22's
+    // tcp may still get events for it. shared: on one host. One of them is null. Throws Failure.
+    Connection(const LinkParams &params, Worker *shared, std::unique_ptr<Worker> own, MessageSink *sink, Endpoint::OnError on_error);
     // Says goodbye in the receiver's table while that is mapped; then endpoint, keys and worker go. No request is in flight afterwards.
     ~Connection();
     Connection(const Connection &) = delete;

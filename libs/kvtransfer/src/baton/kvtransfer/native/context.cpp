@@ -3,9 +3,13 @@
 #include "cuda.hpp"
 #include "failure.hpp"
 
+#include <atomic>
+
 namespace baton {
 
 namespace {
+
+std::atomic<int> num_alive{0};
 
 // The oldest library that is accepted (library.py says why).
 constexpr unsigned API_MAJOR = 1;
@@ -39,8 +43,14 @@ Context::Context(const Options &options, int device) : device_(device) {
     ucs_status_t status = ucp().ucp_init_version(API_MAJOR, API_MINOR, &params, config, &handle_);
     ucp().ucp_config_release(config);
     check("ucp_init", status);
+    num_alive.fetch_add(1);
 }
 
-Context::~Context() { ucp().ucp_cleanup(handle_); }
+Context::~Context() {
+    ucp().ucp_cleanup(handle_);
+    num_alive.fetch_sub(1);
+}
+
+int Context::count() { return num_alive.load(); }
 
 } // namespace baton

@@ -1,4 +1,6 @@
 // A UCP context: one choice of transports. Everything made from it holds it, so that it goes last.
+// It keeps the list of network devices that it found when it was made: workers cannot be made from it when one of them is gone, and none of them uses
+// one that came later. Who makes workers over networks takes a new context then (ucx/contexts.py).
 #pragma once
 
 #include "api.hpp"
@@ -22,6 +24,8 @@ public:
 
     ucp_context_h handle() const { return handle_; }
     int device() const { return device_; }
+    // Of this process, alive.
+    static int count();
 
 private:
     ucp_context_h handle_ = nullptr;

@@ -4,24 +4,45 @@
 
 namespace baton {
 
-Inbox::Inbox(ContextPtr context, uint64_t id, uint64_t nonce, uint32_t num_doorbells, bool shared, bool has_network, MemoryPtr pool, MemoryPtr scratch)
-    : id_(id), nonce_(nonce), table_(Memory::allocate(context, sizeof(TableHeader) + size_t(num_doorbells) * sizeof(Slot), shared)),
-      armed_(num_doorbells), worker_(std::make_unique<Worker>(context)) {
+namespace {
+
+MemoryPtr make_table(const ContextPtr &shared, size_t num_bytes) {
+    return shared ? Memory::allocate_shared(shared, num_bytes) : Memory::allocate_private(num_bytes);
+}
+
+} // namespace
+
+Inbox::Inbox(uint64_t id, uint64_t nonce, uint32_t num_doorbells, const ContextPtr &shared, const NetworkWay &network)
+    : id_(id), nonce_(nonce),
+      table_(make_table(shared, sizeof(TableHeader) + size_t(num_doorbells) * sizeof(Slot))), armed_(num_doorbells) {
     auto *memory = reinterpret_cast<char *>(table_->address());
     std::memset(memory, 0, table_->num_bytes()); // small memory may come from a heap
     header_ = reinterpret_cast<TableHeader *>(memory);
     slots_ = reinterpret_cast<Slot *>(memory + sizeof(TableHeader));
     header_->magic = TABLE_MAGIC;
     header_->nonce = nonce;
-    address_ = worker_->address();
-    event_fd_ = worker_->event_fd();
-    if (has_network) {
-        auto store = [this](uint64_t slot, const char *bytes) { return store_record(slot, bytes); };
-        writers_ = std::make_unique<Writers>(*worker_, nonce, std::move(pool), std::move(scratch), store);
+    if (shared) {
+        shared_worker_ = std::make_unique<Worker>(shared);
+        shared_address_ = shared_worker_->address();
+    }
+    if (network.pool) {
+        open_network(network);
     }
     for (uint32_t slot = num_doorbells; slot > 0; --slot) {
         free_.push_back(slot - 1);
     }
+}
+
+void Inbox::open_network(const NetworkWay &network) {
+    const ContextPtr &context = network.pool->context();
+    network_table_ = Memory::also_in(context, table_);
+    network_table_key_ = network_table_->pack_key();
+    network_bell_ = network.bell;
+    worker_ = std::make_unique<Worker>(context);
+    network_address_ = worker_->address();
+    event_fd_ = worker_->event_fd();
+    auto store = [this](uint64_t slot, const char *bytes) { return store_record(slot, bytes); };
+    writers_ = std::make_unique<Writers>(*worker_, nonce_, network.pool, network.scratch, store);
 }
 
 int Inbox::arm(uint64_t room, uint32_t generation) {
@@ -162,6 +183,9 @@ void Inbox::shut() {
     }
     writers_.reset();
     worker_.reset();
+    network_bell_.reset();
+    network_table_.reset();
+    shared_worker_.reset();
 }
 
 bool Inbox::has_no_writers() const {

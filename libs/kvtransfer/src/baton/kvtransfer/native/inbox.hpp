@@ -1,4 +1,4 @@
-// One sender's way in: a UCX worker of its own, a table of doorbells, and the word that says it is shut.
+// One sender's way in: UCX workers of its own, a table of doorbells, and the word that says it is shut.
 #pragma once
 
 #include "doorbell.hpp"
@@ -11,6 +11,7 @@
 #include <memory>
 #include <mutex>
 #include <string>
+#include <utility>
 #include <vector>
 
 namespace baton {
@@ -22,19 +23,29 @@ struct InboxCounters {
     uint64_t num_found_by_backstop = 0;
 };
 
+// What an inbox needs to be reached over networks: the receiver's memory in the context of its worker. Empty: it is not.
+struct NetworkWay {
+    MemoryPtr pool, scratch, bell;
+};
+
 enum class Look { AWOKEN, BACKSTOP };
 
 class Inbox {
 public:
     static constexpr int FULL = -1, SHUT = -2;
 
-    // pool, scratch: where messages may be stored. has_network: senders may come over a network.
-    Inbox(ContextPtr context, uint64_t id, uint64_t nonce, uint32_t num_doorbells, bool shared, bool has_network, MemoryPtr pool, MemoryPtr scratch);
+    // shared: context of shared memory, null where there is none. One of the two ways at least. Throws Failure.
+    Inbox(uint64_t id, uint64_t nonce, uint32_t num_doorbells, const ContextPtr &shared, const NetworkWay &network);
 
     uint64_t id() const { return id_; }
     uint64_t nonce() const { return nonce_; }
     const Memory &table() const { return *table_; }
-    const std::string &worker_address() const { return address_; }
+    // Of the worker that is reached through shared memory; empty without.
+    const std::string &shared_address() const { return shared_address_; }
+    // Of the worker that is reached over networks; empty without.
+    const std::string &network_address() const { return network_address_; }
+    // The table's key for senders over networks; empty without.
+    const std::string &network_table_key() const { return network_table_key_; }
 
     // A slot, FULL or SHUT.
     int arm(uint64_t room, uint32_t generation);
@@ -50,13 +61,18 @@ public:
     // Progress of the sender's traffic; returns false when the worker was destroyed.
     bool progress(unsigned &num_events);
     bool arm_worker();
+    // -1: nothing comes over networks, or nobody watches it any more.
     int event_fd() const { return event_fd_; }
-    // Destroys the worker and bars the table. Nothing of a network transport lands after this.
+    // For who stops watching it: its number may be another's once this was shut.
+    int take_event_fd() { return std::exchange(event_fd_, -1); }
+    // Destroys the workers and bars the table. Nothing of a network transport lands after this.
     void shut();
     // Where memory is shared: no writer is connected, and none will be (shut was called).
     bool has_no_writers() const;
 
 private:
+    void open_network(const NetworkWay &network);
+
     struct Armed {
         uint64_t room = 0;
         uint32_t generation = 0;
@@ -74,8 +90,8 @@ private:
     MemoryPtr table_;
     TableHeader *header_;
     Slot *slots_;
-    std::string address_;
-    int event_fd_;
+    std::string shared_address_, network_address_, network_table_key_;
+    int event_fd_ = -1;
 
     mutable std::mutex mutex_; // guards the doorbells
     std::vector<Armed> armed_;
@@ -89,7 +105,9 @@ private:
     std::atomic<int> num_armed_{0};
 
     mutable std::mutex worker_mutex_;
-    std::unique_ptr<Worker> worker_;
+    std::unique_ptr<Worker> shared_worker_; // an address, never progressed: stores and puts need nothing of it
+    MemoryPtr network_table_, network_bell_; // registered while somebody may write there
+    std::unique_ptr<Worker> worker_;         // over networks
     std::unique_ptr<Writers> writers_; // before the worker in destruction
 };
 

@@ -10,7 +10,8 @@
 namespace baton {
 
 Link::Link(std::shared_ptr<Queue> queue, LinkParams params)
-    : queue_(std::move(queue)), params_(std::move(params)), source_bytes_(params_.source->num_bytes()) {}
+    : queue_(std::move(queue)), params_(std::move(params)), source_bytes_(params_.source->num_bytes()),
+      worker_(params_.same_host ? nullptr : std::make_unique<Worker>(params_.source->context())) {}
 
 Link::~Link() {
     if (params_.pidfd >= 0) {

@@ -23,6 +23,7 @@ enum class LinkState : int { CONNECTING = 0, READY = 1, LOST = 2, CLOSED = 3 };
 
 class Link : public MessageSink, public std::enable_shared_from_this<Link> {
 public:
+    // Makes the worker that it needs over a network, in the source's context. Throws Failure.
     Link(std::shared_ptr<Queue> queue, LinkParams params);
     ~Link() override;
 
@@ -109,6 +110,7 @@ private:
     bool closing_ = false;
     int64_t close_deadline_ns_ = 0;
     bool is_welcome_ = false; // the receiver answered the greeting
+    std::unique_ptr<Worker> worker_; // over a network: until the connection has it
     std::unique_ptr<Connection> connection_;
     std::unique_ptr<Path> path_; // from READY until the connection goes
     int in_flight_ = 0;

@@ -16,7 +16,7 @@ void Link::open() {
     try {
         queue_->attach(shared_from_this());
         auto on_error = [this](ucs_status_t status) { fail(status, std::string("the endpoint broke: ") + status_text(status)); };
-        connection_ = std::make_unique<Connection>(params_, queue_->worker(), this, on_error);
+        connection_ = std::make_unique<Connection>(params_, queue_->worker(), std::move(worker_), this, on_error);
         if (own_worker()) {
             queue_->watch_worker(*own_worker());
         }
@@ -148,6 +148,7 @@ bool Link::settle() {
 void Link::leave() {
     path_.reset();
     connection_.reset();
+    worker_.reset();
 }
 
 void Link::shut() {

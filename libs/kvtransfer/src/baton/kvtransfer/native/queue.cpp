@@ -31,19 +31,17 @@ void watch(int epoll_fd, int fd, uint64_t data) {
 
 } // namespace
 
-Queue::Queue(ContextPtr context, std::shared_ptr<Notices> notices, int spin_us)
-    : context_(std::move(context)), notices_(std::move(notices)), spin_ns_(int64_t(spin_us) * 1000) {
-    if (context_->device() >= 0) {
-        cuda_bind(context_->device());
-    }
-    worker_ = std::make_unique<Worker>(context_);
+Queue::Queue(const ContextPtr &context, int device, std::shared_ptr<Notices> notices, int spin_us)
+    : device_(device), notices_(std::move(notices)), worker_(context ? std::make_unique<Worker>(context) : nullptr), spin_ns_(int64_t(spin_us) * 1000) {
     wake_fd_ = eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC);
     epoll_fd_ = epoll_create1(EPOLL_CLOEXEC);
     if (wake_fd_ < 0 || epoll_fd_ < 0) {
         fail_errno("eventfd or epoll_create1");
     }
     watch(epoll_fd_, wake_fd_, WAKE);
-    watch(epoll_fd_, worker_->event_fd(), WORKER);
+    if (worker_) {
+        watch(epoll_fd_, worker_->event_fd(), WORKER);
+    }
     thread_ = std::thread([this] { run(); });
 }
 
@@ -110,8 +108,8 @@ void Queue::watch_worker(const Worker &worker) { watch(epoll_fd_, worker.event_f
 
 void Queue::run() {
     pthread_setname_np(pthread_self(), "baton-kv-queue");
-    if (context_->device() >= 0) {
-        cuda_bind(context_->device());
+    if (device_ >= 0) {
+        cuda_bind(device_);
     }
     int64_t idle_since_ns = 0;
     int64_t last_look_ns = 0;
@@ -122,7 +120,7 @@ void Queue::run() {
             worked = true;
             leaving = take_commands();
         }
-        worked |= worker_->progress() != 0;
+        worked |= worker_ && worker_->progress() != 0;
         worked |= pump_links();
         const int64_t now = now_ns();
         if (now - last_look_ns > LOOK_EVERY_NS) {
@@ -211,7 +209,7 @@ void Queue::sleep() {
     }
     sleeping_.store(true, std::memory_order_seq_cst);
     try {
-        const bool armed = worker_->arm() && std::all_of(links_.begin(), links_.end(), [](const LinkPtr &link) { return link->arm(); });
+        const bool armed = (!worker_ || worker_->arm()) && std::all_of(links_.begin(), links_.end(), [](const LinkPtr &link) { return link->arm(); });
         if (armed && !has_commands_.load(std::memory_order_seq_cst)) {
             look_for_events(timeout_ms);
         }

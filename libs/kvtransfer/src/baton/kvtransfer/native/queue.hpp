@@ -1,4 +1,4 @@
-// A transfer queue: one native thread with its own UCX worker. Peers are pinned to a queue, so that one that hangs delays no other queue.
+// A transfer queue: one native thread. Peers are pinned to a queue, so that one that hangs delays no other queue.
 #pragma once
 
 #include "link.hpp"
@@ -15,7 +15,9 @@ namespace baton {
 
 class Queue {
 public:
-    Queue(ContextPtr context, std::shared_ptr<Notices> notices, int spin_us);
+    // context: of the worker that its links on this host share; null: all come with a worker of their own. device: CUDA device whose memory is
+    // moved, -1 for none.
+    Queue(const ContextPtr &context, int device, std::shared_ptr<Notices> notices, int spin_us);
     // Closes its links and joins the thread.
     ~Queue();
     Queue(const Queue &) = delete;
@@ -28,8 +30,8 @@ public:
     void stop();
 
     // The queue's thread.
-    Worker &worker() { return *worker_; }
-    const ContextPtr &context() const { return context_; }
+    // Null without a context.
+    Worker *worker() { return worker_.get(); }
     // Its events wake the queue.
     void watch_worker(const Worker &worker);
     Notices &notices() { return *notices_; }
@@ -45,7 +47,7 @@ private:
     void wake();
     void look_for_events(int timeout_ms);
 
-    ContextPtr context_;
+    const int device_;
     std::shared_ptr<Notices> notices_;
     std::unique_ptr<Worker> worker_;
     int64_t spin_ns_;

@@ -23,9 +23,9 @@ constexpr uint64_t WAKE = ~0ull;
 
 } // namespace
 
-Receiver::Receiver(ContextPtr context, std::shared_ptr<Notices> notices, bool has_network, bool shared)
-    : context_(std::move(context)), notices_(std::move(notices)), has_network_(has_network), shared_(shared),
-      bell_memory_(Memory::allocate(context_, sizeof(Bell), shared)), bell_(reinterpret_cast<Bell *>(bell_memory_->address())) {
+Receiver::Receiver(MemoryPtr bell, int device, std::shared_ptr<Notices> notices, bool has_network, bool shared)
+    : device_(device), notices_(std::move(notices)), has_network_(has_network), shared_(shared), bell_memory_(std::move(bell)),
+      bell_(reinterpret_cast<Bell *>(bell_memory_->address())) {
     std::memset(static_cast<void *>(bell_), 0, sizeof(Bell));
     if (has_network_) {
         wake_fd_ = eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC);
@@ -56,11 +56,11 @@ Receiver::~Receiver() {
     }
 }
 
-InboxPtr Receiver::open_inbox(uint64_t id, uint64_t nonce, uint32_t num_doorbells, MemoryPtr pool, MemoryPtr scratch) {
-    auto inbox = std::make_shared<Inbox>(context_, id, nonce, num_doorbells, shared_, has_network_, std::move(pool), std::move(scratch));
+InboxPtr Receiver::open_inbox(uint64_t id, uint64_t nonce, uint32_t num_doorbells, const ContextPtr &shared, const NetworkWay &network) {
+    auto inbox = std::make_shared<Inbox>(id, nonce, num_doorbells, shared, network);
     std::lock_guard<std::mutex> lock(mutex_);
     inboxes_.push_back(inbox);
-    if (has_network_) {
+    if (inbox->event_fd() >= 0) {
         struct epoll_event event{};
         event.events = EPOLLIN;
         event.data.u64 = id;
@@ -84,8 +84,9 @@ void Receiver::armed() {
 void Receiver::shut(const InboxPtr &inbox) {
     {
         std::lock_guard<std::mutex> lock(mutex_);
-        if (has_network_ && std::find(inboxes_.begin(), inboxes_.end(), inbox) != inboxes_.end()) {
-            epoll_ctl(epoll_fd_, EPOLL_CTL_DEL, inbox->event_fd(), nullptr); // fails harmlessly the second time
+        const int event_fd = inbox->take_event_fd();
+        if (event_fd >= 0) {
+            epoll_ctl(epoll_fd_, EPOLL_CTL_DEL, event_fd, nullptr);
         }
     }
     inbox->shut();
@@ -130,8 +131,8 @@ bool Receiver::any_armed() {
 
 void Receiver::run_progress() {
     pthread_setname_np(pthread_self(), "baton-kv-inbox");
-    if (context_->device() >= 0) {
-        cuda_bind(context_->device());
+    if (device_ >= 0) {
+        cuda_bind(device_);
     }
     struct epoll_event events[16];
     int64_t last_event_ns = 0;

@@ -14,14 +14,15 @@ namespace baton {
 
 class Receiver {
 public:
-    // has_network: the context holds transports that need progress here. shared: it holds shared memory.
-    Receiver(ContextPtr context, std::shared_ptr<Notices> notices, bool has_network, bool shared);
+    // bell: BELL_BYTES that senders on this host map where `shared`. device: CUDA device whose memory messages are stored in, -1 for none.
+    // has_network: senders may come over a network, which needs progress here.
+    Receiver(MemoryPtr bell, int device, std::shared_ptr<Notices> notices, bool has_network, bool shared);
     ~Receiver();
     Receiver(const Receiver &) = delete;
     Receiver &operator=(const Receiver &) = delete;
 
-    const Memory &bell() const { return *bell_memory_; }
-    InboxPtr open_inbox(uint64_t id, uint64_t nonce, uint32_t num_doorbells, MemoryPtr pool, MemoryPtr scratch);
+    // Throws Failure.
+    InboxPtr open_inbox(uint64_t id, uint64_t nonce, uint32_t num_doorbells, const ContextPtr &shared, const NetworkWay &network);
     // A doorbell was armed: the backstop must be running.
     void armed();
     // Takes the inbox out of the threads' hands and shuts it.
@@ -36,7 +37,7 @@ private:
     bool any_armed();
     void wake_progress();
 
-    ContextPtr context_;
+    const int device_;
     std::shared_ptr<Notices> notices_;
     const bool has_network_;
     const bool shared_;

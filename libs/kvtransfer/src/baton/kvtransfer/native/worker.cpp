@@ -1,10 +1,14 @@
 #include "worker.hpp"
 
+#include "cuda.hpp"
 #include "failure.hpp"
 
 namespace baton {
 
 Worker::Worker(ContextPtr context) : context_(std::move(context)) {
+    if (context_->device() >= 0) {
+        cuda_bind(context_->device()); // whichever thread makes it
+    }
     ucp_worker_params_t params{};
     params.field_mask = UCP_WORKER_PARAM_FIELD_THREAD_MODE;
     params.thread_mode = UCS_THREAD_MODE_SERIALIZED;

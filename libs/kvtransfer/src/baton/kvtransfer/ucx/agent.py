@@ -13,10 +13,11 @@ from collections.abc import Callable
 from baton.kvtransfer import _native
 from baton.kvtransfer.base import Agent, Inbox, Peer, Region, WriteHandle
 from baton.kvtransfer.config import AgentConfig
-from baton.kvtransfer.errors import Closed, InvalidArgument, PeerUnreachable, UCXError, UnexpectedTransport
+from baton.kvtransfer.errors import Closed, IncompatiblePeer, InvalidArgument, PeerUnreachable, UCXError, UnexpectedTransport
 from baton.kvtransfer.identity import Identity
 from baton.kvtransfer.invitation import Invitation
 from baton.kvtransfer.ucx import library, options, routing
+from baton.kvtransfer.ucx.contexts import Contexts, UcxContext
 from baton.kvtransfer.ucx.inbox import UcxInbox
 from baton.kvtransfer.ucx.notifier import Notifier
 from baton.kvtransfer.ucx.peer import UcxPeer
@@ -51,7 +52,7 @@ class UcxAgent(Agent):
         self._library = library.load(config.ucx_library)
         self._here = Identity.of_this_process(config.instance_id)
         self._device = int(config.device) if config.device else -1
-        self._context = _native.Context(options.receiving(config), self._device)
+        self._contexts = Contexts(config, self._device)
         self._notifier = Notifier()
         self._lock = self._notifier.lock
         self._ids = itertools.count(1)
@@ -84,12 +85,20 @@ class UcxAgent(Agent):
     def allocate(self, num_bytes: int) -> UcxRegion:
         if num_bytes < 1:
             raise InvalidArgument(f"num_bytes={num_bytes} must be at least 1")
-        return self._keep(lambda context: _native.Memory.allocate(context, num_bytes, options.shares_memory(self._config)))
+        shared = self._contexts.shared
+        if shared is None:
+            return self._keep(lambda: UcxRegion(_native.Memory.allocate_private(num_bytes)))
+        return self._keep(lambda: UcxRegion(_native.Memory.allocate_shared(shared.native, num_bytes), shared))
 
     def register(self, address: int, num_bytes: int) -> UcxRegion:
         if num_bytes < 1 or address < 1 or address + num_bytes > 1 << 64:
             raise InvalidArgument(f"address={address:#x}, num_bytes={num_bytes}: both must be at least 1, and their sum at most 2**64")
-        return self._keep(lambda context: _native.Memory.adopt(context, address, num_bytes))
+
+        def adopt() -> UcxRegion:
+            context = self._contexts.any()
+            return UcxRegion(_native.Memory.adopt(context.native, address, num_bytes), context)
+
+        return self._keep(adopt)
 
     def open_inbox(self, sender_id: str, region: Region, num_doorbells: int = 1024) -> UcxInbox:
         if not isinstance(region, UcxRegion):
@@ -97,19 +106,23 @@ class UcxAgent(Agent):
         if not 1 <= num_doorbells <= routing.MAX_DOORBELLS:
             raise InvalidArgument(f"num_doorbells={num_doorbells} is outside [1, {routing.MAX_DOORBELLS}]")
         with self._lock:
-            context = self._open_context()
+            self._require_open()
             if self._receiving is None:
-                self._receiving = ReceivingSide(context, self._notifier.notices, self._config, self._here)
+                self._receiving = ReceivingSide(self._contexts, self._notifier.notices, self._config, self._here)
             side = self._receiving
-            inbox_id, nonce = next(self._ids), secrets.randbits(63) | 1
-            native = side.open_inbox(inbox_id, nonce, num_doorbells, region.primary)
+        inbox_id, nonce = next(self._ids), secrets.randbits(63) | 1
+        native, invitation = side.open_inbox(sender_id, inbox_id, nonce, num_doorbells, region)
+        with self._lock:
+            if self._is_closed:
+                side.native.forget(native)
+            self._require_open()
             inbox = self._notifier.inboxes[inbox_id] = UcxInbox(
                 sender_id,
                 native,
                 side.native,
-                side.invite(sender_id, region.primary, native, nonce, num_doorbells),
+                invitation,
                 num_doorbells,
-                options.shares_memory(self._config),
+                self._contexts.shared is not None,
                 self._here,
                 forget=lambda: self._notifier.take(self._notifier.inboxes, inbox_id),
             )
@@ -120,7 +133,10 @@ class UcxAgent(Agent):
         if not isinstance(source, UcxRegion):
             raise InvalidArgument(f"source is a {type(source).__name__}, must come from this agent")
         path = routing.path_to(invited, self._config, self._here)
-        peer = self._new_peer(invited, source, path)
+        try:
+            peer = self._new_peer(invited, source, path)
+        except UCXError as error:
+            raise PeerUnreachable(f"{invited.identity.instance_id} over {path}: {error}") from error
         try:
             peer.link.connect(int(self._config.connect_timeout_s * 1e9))
             self._require_expected(peer)
@@ -136,26 +152,40 @@ class UcxAgent(Agent):
         return peer
 
     def _new_peer(self, invited: Invitation, source: UcxRegion, path: str) -> UcxPeer:
+        if path == options.NETWORK:
+            invited = invited.over_network()
+            return self._contexts.over_network(lambda context: self._peer_from(context, invited, source, path))
+        if self._contexts.shared is None:
+            raise IncompatiblePeer(
+                f"{invited.identity.instance_id} is on this host, where pages go through shared memory, which ucx_options TLS="
+                f"{self._config.ucx_options.get('TLS')!r} leaves out here; add sysv to it, or use transport 'tcp'"
+            )
+        return self._peer_from(self._contexts.shared, invited, source, path)
+
+    def _peer_from(self, context: UcxContext, invited: Invitation, source: UcxRegion, path: str) -> UcxPeer:
+        memory = source.memory_in(context)
         with self._lock:
             side = self._sending_side(path)
-        memory = source.memory_in(side.context)
-        with self._lock:  # the agent is not closed between the queue's start and the peer's entry
-            self._open_context()
-            link_id = secrets.randbits(63) | 1  # receivers tell the links of all senders apart by it
-            link = _native.Link(
-                side.pick_queue(),
-                invited,
-                memory,
-                link_id,
-                path == options.SHM,
-                routing.watch(invited, self._here) if path == options.SHM else -1,
-                self._config.max_in_flight,
-                self._config.max_put_bytes,
-                invited.device if self._device >= 0 else b"",
-                invited.device_scratch if self._device >= 0 else b"",
-            )
+            queue = side.pick_queue()  # the agent is not closed before the queue can be stopped
+        link_id = secrets.randbits(63) | 1  # receivers tell the links of all senders apart by it
+        link = _native.Link(
+            queue,
+            invited,
+            memory,
+            link_id,
+            path == options.SHM,
+            routing.watch(invited, self._here) if path == options.SHM else -1,
+            self._config.max_in_flight,
+            self._config.max_put_bytes,
+            invited.device if self._device >= 0 else b"",
+            invited.device_scratch if self._device >= 0 else b"",
+        )
+        with self._lock:
+            self._require_open()
             forget = lambda: self._notifier.take(self._notifier.peers, link_id)  # noqa: E731
-            peer = self._notifier.peers[link_id] = UcxPeer(link, invited, source.num_bytes, self._config.probe_timeout_s, side, self._begin, forget)
+            peer = self._notifier.peers[link_id] = UcxPeer(
+                link, invited, source.num_bytes, self._config.probe_timeout_s, side, context, self._begin, forget
+            )
             return peer
 
     def on_doorbell(self, callback: Callable[[Inbox], None]) -> None:
@@ -188,19 +218,17 @@ class UcxAgent(Agent):
         self._sides.clear()
         self._receiving = None
 
-    def _open_context(self) -> _native.Context:
+    def _require_open(self) -> None:
         if self._is_closed:
             raise Closed("the agent is closed")
         if self.is_inherited:
             raise Closed("this agent was opened in another process: its threads do not live on after a fork; open one here")
-        return self._context
 
-    def _keep(self, make: Callable[[_native.Context], _native.Memory]) -> UcxRegion:
-        context = self._open_context()
-        memory = make(context)  # registering much memory takes long: others go on meanwhile
+    def _keep(self, make: Callable[[], UcxRegion]) -> UcxRegion:
+        self._require_open()
+        region = make()  # registering much memory takes long: others go on meanwhile
         with self._lock:
-            self._open_context()
-            region = UcxRegion(memory, context)
+            self._require_open()
             self._regions.add(region)
             return region
 
@@ -214,10 +242,10 @@ class UcxAgent(Agent):
             return handle
 
     def _sending_side(self, path: str) -> SendingSide:
-        context = self._open_context()
+        self._require_open()
         if path not in self._sides:
-            own = context if self._config.transport != "auto" else _native.Context(options.sending(self._config, path), self._device)
-            self._sides[path] = SendingSide(own, self._notifier.notices, self._config)
+            context = self._contexts.shared if path == options.SHM else None
+            self._sides[path] = SendingSide(context, self._device, self._notifier.notices, self._config)
         return self._sides[path]
 
     def _require_expected(self, peer: UcxPeer) -> None:

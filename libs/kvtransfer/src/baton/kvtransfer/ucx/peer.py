@@ -8,6 +8,7 @@ from baton.kvtransfer import _native
 from baton.kvtransfer.base import Peer, ProbePoint
 from baton.kvtransfer.errors import Closed, InvalidArgument, PeerLost, PeerUnreachable, UCXError
 from baton.kvtransfer.invitation import Invitation
+from baton.kvtransfer.ucx.contexts import UcxContext
 from baton.kvtransfer.ucx.sending import SendingSide
 from baton.kvtransfer.ucx.write import UcxWriteHandle
 
@@ -25,6 +26,7 @@ class UcxPeer(Peer):
         source_bytes: int,
         probe_timeout_s: float,
         side: SendingSide,
+        context: UcxContext,
         begin: Callable[[_native.Link, UcxPeer, int], UcxWriteHandle | None],
         forget: Callable[[], object],
     ) -> None:
@@ -33,6 +35,7 @@ class UcxPeer(Peer):
         self._source_bytes = source_bytes
         self._probe_timeout_s = probe_timeout_s
         self._side = side
+        self._context = context
         self._begin = begin
         self._forget = forget
         self._is_closed = False
@@ -75,7 +78,7 @@ class UcxPeer(Peer):
             fastest = max((point.gigabytes_per_s for point in points), default=float("inf")) * 1e9
             if _moved_by_probe(num_bytes) > fastest * self._probe_timeout_s * _PROBE_SHARE:
                 break  # a slow wire: what is known must do
-            memory = self._side.probe_memory(num_bytes)
+            memory = self._side.probe_memory(num_bytes, self._context)
             for direction in ("write", "read"):
                 try:
                     speed = self.link.probe(memory, num_bytes, direction == "write", timeout_ns)

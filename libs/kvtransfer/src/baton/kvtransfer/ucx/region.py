@@ -3,22 +3,28 @@
 from __future__ import annotations
 
 import threading
+import weakref
 
 from baton.kvtransfer import _native
 from baton.kvtransfer.base import Region
 from baton.kvtransfer.errors import Closed, InvalidArgument
+from baton.kvtransfer.ucx.contexts import UcxContext
 
 
 class UcxRegion(Region):
-    """Registered with the receiving context when made, and with a sending context when a peer first needs it."""
+    """Registered with each context when something made from it first needs the memory. Forgotten contexts are let go of; who still uses the memory
+    there holds it."""
 
-    def __init__(self, memory: _native.Memory, context: _native.Context) -> None:
+    def __init__(self, memory: _native.Memory, context: UcxContext | None = None) -> None:
+        """context: where `memory` is registered already."""
         self._address = memory.address
         self._num_bytes = memory.num_bytes
         self._is_host = memory.is_host
         self._lock = threading.Lock()
-        self._memories: dict[_native.Context, _native.Memory] = {context: memory}
         self._primary: _native.Memory | None = memory
+        self._memories: weakref.WeakKeyDictionary[UcxContext, _native.Memory] = weakref.WeakKeyDictionary()
+        if context is not None:
+            self._memories[context] = memory
 
     @property
     def address(self) -> int:
@@ -41,14 +47,13 @@ class UcxRegion(Region):
             raise Closed("the region is closed")
         return memory
 
-    def memory_in(self, context: _native.Context) -> _native.Memory:
-        """This memory as `context` knows it."""
+    def memory_in(self, context: UcxContext) -> _native.Memory:
+        """This memory as `context` knows it. Registering much memory takes long."""
         with self._lock:
-            if self._primary is None:
-                raise Closed("the region is closed")
+            primary = self.primary
             known = self._memories.get(context)
             if known is None:
-                known = self._memories[context] = _native.Memory.adopt(context, self._address, self._num_bytes)
+                known = self._memories[context] = _native.Memory.also_in(context.native, primary)
             return known
 
     def close(self) -> None:

@@ -1,4 +1,4 @@
-"""The sending half of an agent for one kind of path: a context and its transfer queues."""
+"""The sending half of an agent for one kind of path: its transfer queues."""
 
 from __future__ import annotations
 
@@ -6,39 +6,44 @@ import threading
 
 from baton.kvtransfer import _native
 from baton.kvtransfer.config import AgentConfig
+from baton.kvtransfer.ucx.contexts import UcxContext
+from baton.kvtransfer.ucx.region import UcxRegion
 
 
 class SendingSide:
     """Queues are made when they are needed, up to `transfer_queues`; a peer stays on its queue."""
 
-    def __init__(self, context: _native.Context, notices: _native.Notices, config: AgentConfig) -> None:
-        self.context = context
+    def __init__(self, context: UcxContext | None, device: int, notices: _native.Notices, config: AgentConfig) -> None:
+        """context: of peers on this host, which share a worker in each queue. None: peers over networks, each with its own."""
+        self._context = context
+        self._device = device
         self._notices = notices
         self._config = config
         self._lock = threading.Lock()
         self._queues: list[_native.Queue] = []
-        self._scratch: dict[int, _native.Memory] = {}
+        self._scratch: dict[int, UcxRegion] = {}
 
     def pick_queue(self) -> _native.Queue:
-        """The one with the fewest peers."""
+        """The one with the fewest peers. Raises UCXError."""
         with self._lock:
             idle = min(self._queues, key=lambda queue: queue.num_links, default=None)
             if idle is None or (idle.num_links > 0 and len(self._queues) < self._config.transfer_queues):
-                idle = _native.Queue(self.context, self._notices, self._config.spin_us)
+                context = None if self._context is None else self._context.native
+                idle = _native.Queue(context, self._device, self._notices, self._config.spin_us)
                 self._queues.append(idle)
             return idle
 
-    def probe_memory(self, num_bytes: int) -> _native.Memory:
+    def probe_memory(self, num_bytes: int, context: UcxContext) -> _native.Memory:
         """Local memory for a probe, its pages touched: untouched ones read as one page of zeros, which flatters the path."""
         with self._lock:
             if num_bytes not in self._scratch:
                 if self._config.device:
-                    memory = _native.Memory.allocate_device(self.context, num_bytes)
+                    memory = _native.Memory.allocate_device(self._device, num_bytes)
                 else:
-                    memory = _native.Memory.allocate(self.context, num_bytes, shared=False)
+                    memory = _native.Memory.allocate_private(num_bytes)
                     memoryview(memory)[::4096] = bytes(-(-num_bytes // 4096))
-                self._scratch[num_bytes] = memory
-            return self._scratch[num_bytes]
+                self._scratch[num_bytes] = UcxRegion(memory)
+            return self._scratch[num_bytes].memory_in(context)
 
     def stop(self) -> None:
         for queue in self._queues:

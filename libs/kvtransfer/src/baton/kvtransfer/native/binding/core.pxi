@@ -9,6 +9,14 @@ def load_library(path: str):
     return info.path.decode(), info.version.decode(), [name.decode() for name in info.missing], info.problem.decode()
 
 
+BELL_BYTES = sizeof(CBell)
+
+
+def num_contexts():
+    """UCX contexts of this process that are alive."""
+    return CContext.count()
+
+
 cdef class Context:
     cdef Held[CContext] ptr
 
@@ -16,11 +24,14 @@ cdef class Context:
         cdef vector[pair[string, string]] pairs
         for name, value in options.items():
             pairs.push_back(pair[string, string](name.encode(), value.encode()))
-        self.ptr = Held[CContext](shared_ptr[CContext](new CContext(pairs, device)))
+        cdef CContext *made
+        with nogil:
+            made = new CContext(pairs, device)
+        self.ptr = Held[CContext](shared_ptr[CContext](made))
 
 
 cdef class Memory:
-    """Registered memory. Its buffer keeps it alive: `release` only lets go of this object's own hold."""
+    """Memory, registered or not. Its buffer keeps it alive: `release` only lets go of this object's own hold."""
 
     cdef Held[CMemory] ptr
     cdef readonly uint64_t address
@@ -28,20 +39,28 @@ cdef class Memory:
     cdef readonly bint is_host
 
     def __init__(self):
-        raise TypeError("use allocate or adopt")
+        raise TypeError("use one of its static methods")
 
     @staticmethod
-    def allocate(Context context not None, size_t num_bytes, bint shared):
+    def allocate_shared(Context context not None, size_t num_bytes):
         cdef shared_ptr[CMemory] ptr
         with nogil:
-            ptr = CMemory.allocate(context.ptr, num_bytes, shared)
+            ptr = CMemory.allocate_shared(context.ptr, num_bytes)
         return Memory._wrap(ptr)
 
     @staticmethod
-    def allocate_device(Context context not None, size_t num_bytes):
+    def allocate_private(size_t num_bytes):
+        """Not registered, as is device memory: `also_in` does that."""
         cdef shared_ptr[CMemory] ptr
         with nogil:
-            ptr = CMemory.allocate_device(context.ptr, num_bytes)
+            ptr = CMemory.allocate_private(num_bytes)
+        return Memory._wrap(ptr)
+
+    @staticmethod
+    def allocate_device(int device, size_t num_bytes):
+        cdef shared_ptr[CMemory] ptr
+        with nogil:
+            ptr = CMemory.allocate_device(device, num_bytes)
         return Memory._wrap(ptr)
 
     @staticmethod
@@ -49,6 +68,13 @@ cdef class Memory:
         cdef shared_ptr[CMemory] ptr
         with nogil:
             ptr = CMemory.adopt(context.ptr, address, num_bytes)
+        return Memory._wrap(ptr)
+
+    @staticmethod
+    def also_in(Context context not None, Memory memory not None):
+        cdef shared_ptr[CMemory] ptr
+        with nogil:
+            ptr = CMemory.also_in(context.ptr, memory.ptr)
         return Memory._wrap(ptr)
 
     @staticmethod

@@ -19,7 +19,9 @@ cdef extern from "api.hpp" namespace "baton":
 
 cdef extern from "context.hpp" namespace "baton":
     cdef cppclass CContext "baton::Context":
-        CContext(const vector[pair[string, string]] &options, int device) except +raise_failure
+        CContext(const vector[pair[string, string]] &options, int device) except +raise_failure nogil
+        @staticmethod
+        int count()
 
 cdef extern from "cuda.hpp" namespace "baton":
     string cuda_export(uint64_t address) except +raise_failure
@@ -27,17 +29,23 @@ cdef extern from "cuda.hpp" namespace "baton":
 cdef extern from "memory.hpp" namespace "baton":
     cdef cppclass CMemory "baton::Memory":
         @staticmethod
-        shared_ptr[CMemory] allocate(shared_ptr[CContext] context, size_t num_bytes, cbool shared) except +raise_failure nogil
+        shared_ptr[CMemory] allocate_shared(shared_ptr[CContext] context, size_t num_bytes) except +raise_failure nogil
         @staticmethod
-        shared_ptr[CMemory] allocate_device(shared_ptr[CContext] context, size_t num_bytes) except +raise_failure nogil
+        shared_ptr[CMemory] allocate_private(size_t num_bytes) except +raise_failure nogil
+        @staticmethod
+        shared_ptr[CMemory] allocate_device(int device, size_t num_bytes) except +raise_failure nogil
         @staticmethod
         shared_ptr[CMemory] adopt(shared_ptr[CContext] context, uint64_t address, size_t num_bytes) except +raise_failure nogil
+        @staticmethod
+        shared_ptr[CMemory] also_in(shared_ptr[CContext] context, shared_ptr[CMemory] memory) except +raise_failure nogil
         uint64_t address()
         size_t num_bytes()
         int type()
         string pack_key() except +raise_failure
 
 cdef extern from "doorbell.hpp" namespace "baton":
+    cdef struct CBell "baton::Bell":
+        pass
     cdef struct Record:
         uint64_t room
         uint32_t generation
@@ -111,7 +119,7 @@ cdef extern from "link.hpp" namespace "baton":
     ctypedef enum CLinkState "baton::LinkState":
         pass
     cdef cppclass CLink "baton::Link":
-        CLink(shared_ptr[CQueue] queue, CLinkParams params)
+        CLink(shared_ptr[CQueue] queue, CLinkParams params) except +raise_failure nogil
         void connect(int64_t timeout_ns) except +raise_failure nogil
         shared_ptr[CWrite] begin(uint64_t write_id, uint64_t room) nogil
         double probe(shared_ptr[CMemory] local, int64_t num_bytes, cbool is_write, int64_t timeout_ns) except +raise_failure nogil
@@ -124,7 +132,7 @@ cdef extern from "link.hpp" namespace "baton":
 
 cdef extern from "queue.hpp" namespace "baton":
     cdef cppclass CQueue "baton::Queue":
-        CQueue(shared_ptr[CContext] context, shared_ptr[CNotices] notices, int spin_us) except +raise_failure
+        CQueue(const shared_ptr[CContext] &context, int device, shared_ptr[CNotices] notices, int spin_us) except +raise_failure nogil
         void stop() nogil
         int num_links()
 
@@ -134,9 +142,15 @@ cdef extern from "inbox.hpp" namespace "baton":
         uint64_t num_stale
         uint64_t num_invalid
         uint64_t num_found_by_backstop
+    cdef struct CNetworkWay "baton::NetworkWay":
+        shared_ptr[CMemory] pool
+        shared_ptr[CMemory] scratch
+        shared_ptr[CMemory] bell
     cdef cppclass CInbox "baton::Inbox":
         const CMemory &table()
-        const string &worker_address()
+        const string &shared_address()
+        const string &network_address()
+        const string &network_table_key()
         int arm(uint64_t room, uint32_t generation)
         cbool disarm(uint32_t slot)
         cbool has_armed()
@@ -146,10 +160,9 @@ cdef extern from "inbox.hpp" namespace "baton":
 
 cdef extern from "receiver.hpp" namespace "baton":
     cdef cppclass CReceiver "baton::Receiver":
-        CReceiver(shared_ptr[CContext] context, shared_ptr[CNotices] notices, cbool has_network, cbool shared) except +raise_failure
-        const CMemory &bell()
-        shared_ptr[CInbox] open_inbox(uint64_t id, uint64_t nonce, uint32_t num_doorbells, shared_ptr[CMemory] pool,
-                                      shared_ptr[CMemory] scratch) except +raise_failure nogil
+        CReceiver(shared_ptr[CMemory] bell, int device, shared_ptr[CNotices] notices, cbool has_network, cbool shared) except +raise_failure
+        shared_ptr[CInbox] open_inbox(uint64_t id, uint64_t nonce, uint32_t num_doorbells, const shared_ptr[CContext] &shared,
+                                      const CNetworkWay &network) except +raise_failure nogil
         void armed() nogil
         void shut(const shared_ptr[CInbox] &inbox) nogil
         void forget(const shared_ptr[CInbox] &inbox) nogil

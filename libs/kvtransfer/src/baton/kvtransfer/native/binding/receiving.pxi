@@ -15,9 +15,19 @@ cdef class Inbox:
         return (<CMemory *>&self.ptr.get().table()).pack_key()
 
     @property
-    def worker_address(self):
-        cdef string address = self.ptr.get().worker_address()
+    def shared_address(self):
+        cdef string address = self.ptr.get().shared_address()
         return <bytes>address
+
+    @property
+    def network_address(self):
+        cdef string address = self.ptr.get().network_address()
+        return <bytes>address
+
+    @property
+    def network_table_key(self):
+        cdef string key = self.ptr.get().network_table_key()
+        return <bytes>key
 
     def arm(self, uint64_t room, uint32_t generation):
         """-> a slot, -1 full, -2 shut."""
@@ -47,25 +57,21 @@ cdef class Inbox:
 cdef class Receiver:
     cdef Held[CReceiver] ptr
 
-    def __init__(self, Context context not None, Notices notices not None, bint has_network, bint shared):
-        self.ptr = Held[CReceiver](shared_ptr[CReceiver](new CReceiver(context.ptr, notices.ptr, has_network, shared)))
+    def __init__(self, Memory bell not None, int device, Notices notices not None, bint has_network, bint shared):
+        self.ptr = Held[CReceiver](shared_ptr[CReceiver](new CReceiver(bell.ptr, device, notices.ptr, has_network, shared)))
 
-    @property
-    def bell_address(self):
-        return self.ptr.get().bell().address()
-
-    @property
-    def bell_bytes(self):
-        return self.ptr.get().bell().num_bytes()
-
-    def bell_key(self) -> bytes:
-        return (<CMemory *>&self.ptr.get().bell()).pack_key()
-
-    def open_inbox(self, uint64_t inbox_id, uint64_t nonce, uint32_t num_doorbells, Memory pool not None, Memory scratch not None):
+    def open_inbox(self, uint64_t inbox_id, uint64_t nonce, uint32_t num_doorbells, Context shared, network):
+        """shared: None without shared memory. network: (pool, scratch, bell) in the context of networks; None: nobody comes over one."""
         cdef Inbox inbox = Inbox.__new__(Inbox)
         cdef shared_ptr[CInbox] opened
+        cdef shared_ptr[CContext] context
+        cdef CNetworkWay way
+        if shared is not None:
+            context = shared.ptr
+        if network is not None:
+            way.pool, way.scratch, way.bell = (<Memory?>network[0]).ptr, (<Memory?>network[1]).ptr, (<Memory?>network[2]).ptr
         with nogil:
-            opened = self.ptr.get().open_inbox(inbox_id, nonce, num_doorbells, pool.ptr, scratch.ptr)
+            opened = self.ptr.get().open_inbox(inbox_id, nonce, num_doorbells, context, way)
         inbox.ptr = Held[CInbox](opened)
         return inbox
 

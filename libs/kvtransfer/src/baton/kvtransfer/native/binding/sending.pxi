@@ -3,8 +3,15 @@
 cdef class Queue:
     cdef Held[CQueue] ptr
 
-    def __init__(self, Context context not None, Notices notices not None, int spin_us):
-        self.ptr = Held[CQueue](shared_ptr[CQueue](new CQueue(context.ptr, notices.ptr, spin_us)))
+    def __init__(self, Context context, int device, Notices notices not None, int spin_us):
+        """context: of links on this host; None: links over networks, which bring their own."""
+        cdef shared_ptr[CContext] shared
+        cdef CQueue *made
+        if context is not None:
+            shared = context.ptr
+        with nogil:
+            made = new CQueue(shared, device, notices.ptr, spin_us)
+        self.ptr = Held[CQueue](shared_ptr[CQueue](made))
 
     def __dealloc__(self):
         # the last link may go on the queue's own thread, which cannot wait for itself: it ends while somebody else holds the queue
@@ -47,7 +54,10 @@ cdef class Link:
         params.device_pool, params.device_scratch = device_pool, device_scratch
         params.max_in_flight = max_in_flight
         params.max_put_bytes = max_put_bytes
-        self.ptr = Held[CLink](shared_ptr[CLink](new CLink(queue.ptr, params)))
+        cdef CLink *made
+        with nogil:
+            made = new CLink(queue.ptr, params)
+        self.ptr = Held[CLink](shared_ptr[CLink](made))
 
     def connect(self, int64_t timeout_ns):
         with nogil:
