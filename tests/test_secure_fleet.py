@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -22,6 +24,7 @@ pytestmark = [pytest.mark.integration, pytest.mark.long]
 MODEL = "smollm2"
 KEY, RECORD = new_key(KeyRole.CLIENT)
 STRANGER, _ = new_key(KeyRole.CLIENT)
+ADMIN, ADMIN_RECORD = new_key(KeyRole.ADMIN)
 TICKET_SECRET = "marked-ticket-secret-" + os.urandom(16).hex()
 #: What no log may hold. The words are the model's own tokens, so that prompts of ids would spell them too.
 PROMPT = "The password of the zebra is xylophone-quartz-7391."
@@ -112,7 +115,7 @@ def secure(model_path: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterat
     folder = tmp_path_factory.mktemp("secure")
     tickets = ("--ticket-secret-file", str(folder / "tickets"))
     (folder / "tickets").write_text(TICKET_SECRET + "\n")
-    (folder / "keys").write_text(RECORD.line() + "\n")
+    (folder / "keys").write_text(f"{RECORD.line()}\n{ADMIN_RECORD.line()}\n")
     fleet = SecureFleet(model_path, folder / "run", Pki(folder / "pki"))
     try:
         fleet.prefill(*tickets)
@@ -120,6 +123,38 @@ def secure(model_path: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterat
         yield fleet.start(*tickets, "--api-key-file", str(folder / "keys"), *fleet.pki.flags(), "--log-level", "debug", "--log-format", "json")
     finally:
         fleet.close()
+
+
+@pytest.mark.parametrize("scheme", ["grpc", "https"])
+def test_every_command_shows_its_certificate_and_its_key(secure: SecureFleet, scheme: str, tmp_path: Path) -> None:
+    address = secure.grpc if scheme == "grpc" else f"{secure.http}/v1"
+    bench = (
+        "bench",
+        "run",
+        "--target",
+        f"{scheme}://{address}",
+        "--model",
+        MODEL,
+        "--requests",
+        "2",
+        "--warm-up",
+        "0",
+        "--out",
+        str(tmp_path / "out"),
+    )
+    shape = ("--workload", "fixed", "--prompt-words", "5", "--answer-tokens", "4", "--arrivals", "closed")
+    commands = [(*bench, *shape)]
+    if scheme == "grpc":
+        commands += [("chat", "hello", "--max-tokens", "4", "--address", address), ("fleet", "list", "--address", address)]
+    for command in commands:
+        file = tmp_path / "key"
+        file.write_text(ADMIN if command[0] == "fleet" else KEY)
+        for flags, is_let_in in ((secure.pki.flags(), True), (secure.pki.flags()[4:], False)):
+            ended = subprocess.run(
+                [sys.executable, "-m", "baton.cli.main", *command, "--api-key-file", str(file), *flags],
+                capture_output=True, text=True, timeout=120, check=False,
+            )  # fmt: skip
+            assert (ended.returncode == 0) is is_let_in, (command, ended.stdout, ended.stderr)
 
 
 def test_no_secret_and_no_prompt_is_in_any_log(secure: SecureFleet) -> None:

@@ -33,8 +33,9 @@ from baton.bench import (
 )
 from baton.bench.report import write_report
 from baton.bench.request import Request
-from baton.bench.targets import Api
+from baton.bench.targets import Api, ClientTls, Target
 from baton.cli import bench_options as flags
+from baton.cli import reaching as to
 from baton.cli.errors import CliError, UsageError
 from baton.cli.model.progress import ConsoleReporter
 
@@ -58,7 +59,6 @@ def run(
     timeout_s: Annotated[float, typer.Option(help="The longest that one request may take.")] = 600.0,
     max_in_flight: Annotated[int, typer.Option(help="Requests under way at once that an open loop may reach; any more fail unsent.")] = 4096,
     ignore_eos: Annotated[bool, typer.Option(help="Ask for answers of exact lengths (Baton, vLLM, SGLang; others may refuse the field).")] = True,
-    api_key_file: Annotated[Path | None, typer.Option(help="A file that holds the key of an HTTP server.", exists=True, dir_okay=False)] = None,
     workload: flags.WorkloadName = "chat",
     seed: flags.Seed = 0,
     file: flags.File = None,
@@ -79,6 +79,10 @@ def run(
     ttft_ms: flags.TtftObjective = None,
     itl_p99_ms: flags.ItlObjective = None,
     tokenizer: flags.TokenizerPath = None,
+    api_key_file: to.ApiKeyFile = None,
+    tls_ca_file: to.TlsCaFile = None,
+    tls_cert_file: to.TlsCertFile = None,
+    tls_key_file: to.TlsKeyFile = None,
 ) -> None:
     """Drives one or more servers with the same requests and writes raw samples and a summary of each. Exit status 1 if no request was answered."""
     with explained():
@@ -91,8 +95,8 @@ def run(
         if api not in APIS:
             raise UsageError(f"--api is {api!r}, but must be one of {', '.join(APIS)}")
         objectives = objectives_of(ttft_ms, itl_p99_ms)
-        api_key = api_key_file.read_text().strip() if api_key_file else None
-        paths = asyncio.run(_measure(plan, target, cast("Api", api), Asking(model, ignore_eos), api_key, out))
+        found = to.reach(api_key_file, tls_ca_file, tls_cert_file, tls_key_file)
+        paths = asyncio.run(_measure(plan, target, cast("Api", api), Asking(model, ignore_eos), found, out))
         summed = [_write_summary(path, objectives, tokenizer) for path in paths]
         if not any(summed):
             raise UsageError(f"no request was answered; causes are in {out}")
@@ -172,15 +176,21 @@ def explained() -> Iterator[None]:
         raise CliError(str(error)) from error
 
 
-async def _measure(plan: Plan, targets: list[str], api: Api, asking: Asking, api_key: str | None, folder: Path) -> list[Path]:
+async def _measure(plan: Plan, targets: list[str], api: Api, asking: Asking, found: to.Reach, folder: Path) -> list[Path]:
     async with AsyncExitStack() as stack:
         contestants = []
         for name, url in map(_name_and_url, targets):
-            target = open_target(url, api, asking, api_key)
+            target = reached(url, api, asking, found)
             stack.push_async_callback(target.aclose)
             contestants.append(Contestant(name, asking.model, target))
         gc.freeze()  # what is here to stay is not looked through while arrivals are being stamped
         return await measure(plan, contestants, folder, ConsoleReporter(Console(stderr=True)).step)
+
+
+def reached(url: str, api: Api, asking: Asking, found: to.Reach) -> Target:
+    """The key of the environment is Baton's own: over HTTP, where anybody may listen, only a key is shown that was named for it."""
+    key = found.api_key if found.is_named or url.startswith("grpc://") else ""
+    return open_target(url, api, asking, key, ClientTls(found.tls.ca_file, found.tls.cert_file, found.tls.key_file))
 
 
 def _name_and_url(text: str) -> tuple[str, str]:

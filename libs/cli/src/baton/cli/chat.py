@@ -4,19 +4,15 @@ import asyncio
 import sys
 from collections.abc import Iterator
 from contextlib import AbstractAsyncContextManager
-from pathlib import Path
 from typing import Annotated
 
 import typer
 from rich.console import Console
 
+from baton.cli import reaching as to
 from baton.cli.client import Answer, ChatOptions, GatewayClient, connect
-from baton.cli.config import CliConfig
 from baton.cli.errors import UsageError
 from baton.cli.report import failure_facts, print_report
-from baton.servicekit import TlsSettings
-
-DEFAULT_ADDRESS = "127.0.0.1:8001"
 
 Turns = list[tuple[str, str]]
 
@@ -25,26 +21,25 @@ def chat(
     prompt: Annotated[
         str | None, typer.Argument(help="What to say; without it a conversation starts (or standard input is read, if it is a pipe).")
     ] = None,
-    address: Annotated[str, typer.Option(help="The gateway's gRPC address.")] = DEFAULT_ADDRESS,
+    address: to.Address = to.DEFAULT_ADDRESS,
     model: Annotated[str | None, typer.Option(help="Which model; needed only if the gateway serves several.")] = None,
     system: Annotated[str | None, typer.Option(help="A system message to begin with.")] = None,
     max_tokens: Annotated[int | None, typer.Option(help="Most tokens of one answer; by default what is left of the context.")] = None,
     temperature: Annotated[float, typer.Option(help="0 is greedy.")] = 0.0,
     seed: Annotated[int | None, typer.Option(help="Seed of the sampler; by default the gateway draws one.")] = None,
-    tls_ca_file: Annotated[Path | None, typer.Option(help="PEM certificates that sign the gateway's; with it the connection is encrypted.")] = None,
-    tls_cert_file: Annotated[Path | None, typer.Option(help="PEM certificate to show a gateway that demands one.")] = None,
-    tls_key_file: Annotated[Path | None, typer.Option(help="PEM private key of that certificate.")] = None,
     report: Annotated[bool, typer.Option("--report", help="After each answer, show where its time went and what moved.")] = False,
+    api_key_file: to.ApiKeyFile = None,
+    tls_ca_file: to.TlsCaFile = None,
+    tls_cert_file: to.TlsCertFile = None,
+    tls_key_file: to.TlsKeyFile = None,
 ) -> None:
-    """Talks to a running gateway; answers appear as they are made. A gateway that asks for keys is shown BATON_API_KEY."""
+    """Talks to a running gateway; answers appear as they are made."""
     if prompt is not None and not prompt.strip():
         raise UsageError("PROMPT is empty; give some text, or leave it out to start a conversation")
     turns: Turns = [] if system is None else [("system", system)]
     options = ChatOptions(model or "", temperature, max_tokens, seed, report)
-    if (tls_cert_file is None) != (tls_key_file is None):
-        raise UsageError("--tls-cert-file and --tls-key-file go together: set both or neither")
-    tls = TlsSettings(ca_file=tls_ca_file, cert_file=tls_cert_file, key_file=tls_key_file)
-    asyncio.run(_converse(connect(address, api_key=CliConfig.from_environment().api_key, tls=tls), model, options, turns, prompt))
+    found = to.reach(api_key_file, tls_ca_file, tls_cert_file, tls_key_file)
+    asyncio.run(_converse(connect(address, found), model, options, turns, prompt))
 
 
 async def _converse(

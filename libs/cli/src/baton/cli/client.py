@@ -9,6 +9,7 @@ import grpc
 import grpc.aio
 
 from baton.cli.errors import CallError, UsageError
+from baton.cli.reaching import Reach
 from baton.servicekit import TlsError, TlsSettings, open_channel
 from baton.wire.channel import CHANNEL_OPTIONS
 from baton.wire.v1 import common_pb2, inference_pb2, inference_pb2_grpc
@@ -49,10 +50,10 @@ class ChatOptions:
 class GatewayClient:
     """Calls to one gateway. Raises CallError with the status and the gateway's own words."""
 
-    def __init__(self, channel: grpc.aio.Channel, address: str, api_key: str = "") -> None:
+    def __init__(self, channel: grpc.aio.Channel, address: str, found: Reach) -> None:
         self._stub = inference_pb2_grpc.InferenceStub(channel)
         self._address = address
-        self._metadata = (("authorization", f"Bearer {api_key}"),) if api_key else ()
+        self._metadata = found.metadata
 
     async def model_or_only(self, name: str | None) -> str:
         """`name`, or the one model that the gateway serves. Raises UsageError when there are several to choose from."""
@@ -90,11 +91,12 @@ class GatewayClient:
 
 
 @asynccontextmanager
-async def connect(address: str, *, api_key: str = "", tls: TlsSettings | None = None) -> AsyncIterator[GatewayClient]:
-    """A channel to a gateway's gRPC address: plain text unless `tls` names a CA file. Raises UsageError for files that cannot be used."""
+async def connect(address: str, reach: Reach | None = None) -> AsyncIterator[GatewayClient]:
+    """A channel to a gateway's gRPC address: plain text unless `reach` names a CA file. Raises UsageError for files that cannot be used."""
+    found = reach or Reach(TlsSettings())
     try:
-        channel = open_channel(address, tls or TlsSettings(), CHANNEL_OPTIONS)
+        channel = open_channel(address, found.tls, CHANNEL_OPTIONS)
     except TlsError as error:
         raise UsageError(str(error)) from error
     async with channel:
-        yield GatewayClient(channel, address, api_key)
+        yield GatewayClient(channel, address, found)

@@ -13,7 +13,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from baton.bench import ArrivalOptions, Asking, Contestant, WorkloadOptions, build_workload, load_run, open_target
+from baton.bench import ArrivalOptions, Asking, Contestant, WorkloadOptions, build_workload, load_run
 from baton.bench.arrivals import build_arrivals
 from baton.bench.errors import SettingError
 from baton.bench.measures import Objectives
@@ -42,7 +42,8 @@ from baton.bench.plan import (
 )
 from baton.bench.runfile import Run
 from baton.cli import bench_options as flags
-from baton.cli.bench_commands import explained, objectives_of
+from baton.cli import reaching as to
+from baton.cli.bench_commands import explained, objectives_of, reached
 from baton.cli.errors import UsageError
 from baton.cli.model.progress import ConsoleReporter
 
@@ -77,13 +78,18 @@ def calibrate_live(
     max_batched_tokens: MaxBatched = 1024,
     mixed_prompt_tokens: MixedPrompt = None,
     seed: flags.Seed = 0,
+    api_key_file: to.ApiKeyFile = None,
+    tls_ca_file: to.TlsCaFile = None,
+    tls_cert_file: to.TlsCertFile = None,
+    tls_key_file: to.TlsKeyFile = None,
 ) -> None:
     """Measures one plain server (and a pair) step by step: prompts alone, rows alone, both together; fits what they cost."""
     with explained():
         limits = ServerLimits(max_batched_tokens=max_batched_tokens, mixed_prompt_tokens=mixed_prompt_tokens)
         effort = Effort(longest_words, most_rows, requests)
         urls = {"plain": plain} | ({} if split is None else {"split": split})
-        runs = asyncio.run(_measured(urls, model, samples, effort, seed))
+        found = to.reach(api_key_file, tls_ca_file, tls_cert_file, tls_key_file)
+        runs = asyncio.run(_measured(urls, model, found, samples, effort, seed))
         _write(calibrate(from_runs(runs["plain"], runs.get("split", ()), limits, f"{', '.join(urls.values())}, samples in {samples.name}")), out)
 
 
@@ -219,11 +225,11 @@ def _sized(sizer: Sizer, kinds: list[str], seeds: int) -> tuple[list[Sized], lis
     return sized, refused
 
 
-async def _measured(urls: dict[str, str], model: str, folder: Path, effort: Effort, seed: int) -> dict[str, list[Run]]:
+async def _measured(urls: dict[str, str], model: str, found: to.Reach, folder: Path, effort: Effort, seed: int) -> dict[str, list[Run]]:
     async with AsyncExitStack() as stack:
         contestants = []
         for name, url in urls.items():
-            target = open_target(url, "completions", Asking(model), None)
+            target = reached(url, "completions", Asking(model), found)
             stack.push_async_callback(target.aclose)
             contestants.append(Contestant(name, model, target))
         gc.freeze()  # what is here to stay is not looked through while arrivals are being stamped

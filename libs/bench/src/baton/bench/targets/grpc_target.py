@@ -3,13 +3,14 @@
 from __future__ import annotations  # InferenceAsyncStub is in the stubs' types only
 
 from collections.abc import AsyncIterator
-from typing import Literal
+from typing import Any, Literal
 
 import grpc.aio
 
 from baton.bench.errors import RequestFailedError
 from baton.bench.request import Request
 from baton.bench.targets.base import Asking, Call, Piece
+from baton.bench.targets.tls import ClientTls
 from baton.wire.channel import CHANNEL_OPTIONS
 from baton.wire.v1 import common_pb2, inference_pb2, inference_pb2_grpc
 
@@ -21,9 +22,10 @@ AnyRequest = inference_pb2.GenerateRequest | inference_pb2.ChatRequest
 class GrpcTarget:
     """`completions` is `Generate`, `chat` is `Chat`."""
 
-    def __init__(self, address: str, api: Api, asking: Asking) -> None:
+    def __init__(self, address: str, api: Api, asking: Asking, api_key: str | None = None, tls: ClientTls | None = None) -> None:
         self.name = f"grpc://{address} ({api})"
-        self._channel = grpc.aio.insecure_channel(address, options=CHANNEL_OPTIONS)
+        self._channel = _channel(address, tls or ClientTls())
+        self._metadata = (("authorization", f"Bearer {api_key}"),) if api_key else ()
         self._stub = inference_pb2_grpc.InferenceStub(self._channel)
         self._api, self._asking = api, asking
 
@@ -34,18 +36,31 @@ class GrpcTarget:
         asking = self._asking
         sampling = inference_pb2.SamplingParams(temperature=asking.temperature, max_tokens=request.max_tokens, ignore_eos=asking.ignore_eos)
         if self._api == "completions":
-            return _GrpcCall(self._stub, inference_pb2.GenerateRequest(model=asking.model, text=request.prompt, sampling=sampling, report=True))
+            generate = inference_pb2.GenerateRequest(model=asking.model, text=request.prompt, sampling=sampling, report=True)
+            return _GrpcCall(self._stub, generate, self._metadata)
         turns = [inference_pb2.ChatMessage(role=message.role, content=message.content) for message in request.messages]
-        return _GrpcCall(self._stub, inference_pb2.ChatRequest(model=asking.model, messages=turns, sampling=sampling, report=True))
+        chat = inference_pb2.ChatRequest(model=asking.model, messages=turns, sampling=sampling, report=True)
+        return _GrpcCall(self._stub, chat, self._metadata)
+
+
+def _channel(address: str, tls: ClientTls) -> grpc.aio.Channel:
+    credentials = tls.credentials()
+    if credentials is None:
+        return grpc.aio.insecure_channel(address, options=CHANNEL_OPTIONS)
+    return grpc.aio.secure_channel(address, credentials, options=CHANNEL_OPTIONS)
 
 
 class _GrpcCall:
-    def __init__(self, stub: inference_pb2_grpc.InferenceAsyncStub, request: AnyRequest) -> None:
-        self._stub, self._request = stub, request
+    def __init__(self, stub: inference_pb2_grpc.InferenceAsyncStub, request: AnyRequest, metadata: tuple[tuple[str, str], ...]) -> None:
+        self._stub, self._request, self._metadata = stub, request, metadata
 
     async def stream(self) -> AsyncIterator[Piece]:
-        request = self._request
-        call = self._stub.Generate(request) if isinstance(request, inference_pb2.GenerateRequest) else self._stub.Chat(request)
+        request, metadata = self._request, self._metadata
+        call: grpc.aio.UnaryStreamCall[Any, inference_pb2.GenerateResponse]
+        if isinstance(request, inference_pb2.GenerateRequest):
+            call = self._stub.Generate(request, metadata=metadata)
+        else:
+            call = self._stub.Chat(request, metadata=metadata)
         try:
             async for message in call:
                 yield _piece(message)

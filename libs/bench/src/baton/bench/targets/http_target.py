@@ -10,6 +10,7 @@ from baton.bench.errors import RequestFailedError
 from baton.bench.request import Request
 from baton.bench.targets.base import Asking, Call, Piece
 from baton.bench.targets.grpc_target import Api
+from baton.bench.targets.tls import ClientTls
 
 PATHS = {"completions": "/completions", "chat": "/chat/completions"}
 #: How much of a refusal's body is kept.
@@ -19,11 +20,12 @@ DETAIL_CHARS = 300
 class HttpTarget:
     """`base_url` ends where the server's /completions begins, usually in /v1. `api_key` goes into the Authorization header, nowhere else."""
 
-    def __init__(self, base_url: str, api: Api, asking: Asking, api_key: str | None = None) -> None:
+    def __init__(self, base_url: str, api: Api, asking: Asking, api_key: str | None = None, tls: ClientTls | None = None) -> None:
         self.name = f"{base_url} ({api})"
         headers = {"Content-Type": "application/json"} | ({"Authorization": f"Bearer {api_key}"} if api_key else {})
         # The generator owns every deadline, and no pool of connections may hold a request back.
-        self._client = httpx.AsyncClient(headers=headers, timeout=None, limits=httpx.Limits(max_connections=None, max_keepalive_connections=None))
+        limits = httpx.Limits(max_connections=None, max_keepalive_connections=None)
+        self._client = httpx.AsyncClient(headers=headers, timeout=None, limits=limits, verify=(tls or ClientTls()).context())
         self._url = base_url.rstrip("/") + PATHS[api]
         self._api, self._asking = api, asking
 

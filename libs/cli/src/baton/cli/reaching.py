@@ -1,0 +1,56 @@
+"""How commands reach a gateway: the flags that all of them have, and what they come to."""
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from baton.cli.config import CliConfig
+from baton.cli.errors import UsageError
+from baton.servicekit import TlsSettings
+
+DEFAULT_ADDRESS = "127.0.0.1:8001"
+
+Address = Annotated[str, typer.Option("--address", "--gateway", help="The gateway's gRPC address, host:port.")]
+ApiKeyFile = Annotated[
+    Path | None, typer.Option(help="A file that holds the API key to show, and nothing else; without it BATON_API_KEY is shown.", dir_okay=False)
+]
+TlsCaFile = Annotated[Path | None, typer.Option(help="PEM certificates that sign the server's; with it the connection is encrypted.", dir_okay=False)]
+TlsCertFile = Annotated[Path | None, typer.Option(help="PEM certificate to show a server that demands one.", dir_okay=False)]
+TlsKeyFile = Annotated[Path | None, typer.Option(help="PEM private key of that certificate.", dir_okay=False)]
+
+
+@dataclass(frozen=True)
+class Reach:
+    """What a client shows and trusts. api_key: empty where there is none. is_named: a flag named the key's file, for the servers of this command."""
+
+    tls: TlsSettings
+    api_key: str = field(default="", repr=False)
+    is_named: bool = False
+
+    @property
+    def metadata(self) -> tuple[tuple[str, str], ...]:
+        """For gRPC calls."""
+        return (("authorization", f"Bearer {self.api_key}"),) if self.api_key else ()
+
+
+def reach(api_key_file: Path | None, ca_file: Path | None, cert_file: Path | None, key_file: Path | None) -> Reach:
+    """Raises UsageError for flags that do not go together and a key file that holds no key; certificates are read when a connection is made."""
+    if (cert_file is None) != (key_file is None):
+        raise UsageError("--tls-cert-file and --tls-key-file go together: set both or neither")
+    if cert_file is not None and ca_file is None:
+        raise UsageError("--tls-cert-file is set without --tls-ca-file, so that nothing would be encrypted: name the CA of the server's certificate")
+    return Reach(TlsSettings(ca_file=ca_file, cert_file=cert_file, key_file=key_file), _api_key(api_key_file), is_named=api_key_file is not None)
+
+
+def _api_key(file: Path | None) -> str:
+    if file is None:
+        return CliConfig.from_environment().api_key
+    try:
+        key = file.read_text(encoding="utf-8").strip()
+    except (OSError, UnicodeDecodeError) as error:
+        raise UsageError(f"--api-key-file {str(file)!r} cannot be read: {error}") from error
+    if not key or len(key.split()) > 1:
+        raise UsageError(f"--api-key-file {str(file)!r} must hold one key, as `baton key new` prints it, but holds {len(key.split())} words")
+    return key
