@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import argparse
 from contextlib import ExitStack
-from statistics import median
+from statistics import median, quantiles
 
 from baton.kvtransfer.bench import cost, nixl, perftest
 from baton.kvtransfer.bench.cases import KIB, MIB, Case, cases
 from baton.kvtransfer.bench.ours import Ours
 
-_COLUMNS = ("path", "span", "puts", "ours GB/s", "ucx_perftest GB/s", "NIXL GB/s", "ours/NIXL", "ours/ucx", "target", "")
+_COLUMNS = ("path", "span", "puts", "ours GB/s", "ucx_perftest GB/s", "NIXL GB/s", "ours/NIXL", "ours/ucx", "middle half", "target", "")
 
 
 def _size(num_bytes: int) -> str:
@@ -19,6 +19,15 @@ def _size(num_bytes: int) -> str:
 
 def _verdict(is_met: bool) -> str:
     return "met" if is_met else "MISSED"
+
+
+def _middle_half(ours: list[float], theirs: list[float]) -> str:
+    """Quartiles of the ratio turn by turn: how far one run of this program may be from another."""
+    ratios = [our / their for our, their in zip(ours, theirs, strict=True)]
+    if len(ratios) < 2:
+        return ""
+    low, _, high = quantiles(ratios, n=4, method="inclusive")
+    return f"{low:.2f}-{high:.2f}"
 
 
 def _row(case: Case, ours: list[float], theirs: list[float], others: list[float]) -> str:
@@ -32,6 +41,7 @@ def _row(case: Case, ours: list[float], theirs: list[float], others: list[float]
         f"{median(others):.2f}" if others else "left out",
         f"{median(ours) / median(others):.2f}" if others else "",
         f"{to_ucx:.2f}" if to_ucx else "",
+        _middle_half(ours, theirs) if theirs else "",
         f"{case.target:.2f}" if case.target else "",
         _verdict(to_ucx >= case.target) if case.target and to_ucx else "",
     )
@@ -44,19 +54,23 @@ def _line(cells: tuple[str, ...]) -> str:
 
 def measure_speed(transport: str, repeats: int, total_bytes: int, nixl_threads: list[int]) -> None:
     executable = perftest.program()
+    ways = perftest.ways(transport) if executable else ()
     with ExitStack() as stack:
         ours = stack.enter_context(Ours(transport))
         others = [stack.enter_context(nixl.Nixl(transport, threads)) for threads in nixl_threads]
         print(f"\n{ours.description}\n{_line(_COLUMNS)}", flush=True)
         for case in cases(transport, total_bytes):
-            results: tuple[list[float], list[float], list[float]] = ([], [], [])
+            speeds: list[float] = []
+            theirs: list[list[float]] = [[] for _ in ways]
+            nixl_speeds: list[list[float]] = [[] for _ in others]
             for _ in range(repeats):  # in turns, so that other work on the machine meets all of them
-                results[0].append(ours.gigabytes_per_s(case))
-                if executable:
-                    results[1].append(perftest.gigabytes_per_s(executable, case))
-                if others:
-                    results[2].append(max(other.gigabytes_per_s(case) for other in others))
-            print(_row(case, *results), flush=True)
+                speeds.append(ours.gigabytes_per_s(case))
+                for found, way in zip(theirs, ways, strict=True):
+                    assert executable is not None  # else there are no ways
+                    found.append(perftest.gigabytes_per_s(executable, case, way))
+                for found, other in zip(nixl_speeds, others, strict=True):
+                    found.append(other.gigabytes_per_s(case))
+            print(_row(case, speeds, max(theirs, key=median, default=[]), max(nixl_speeds, key=median, default=[])), flush=True)
 
 
 def measure_cost(transport: str, num_rooms: int) -> None:

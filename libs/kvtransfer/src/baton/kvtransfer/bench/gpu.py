@@ -241,7 +241,7 @@ def main() -> None:
             line += f", {best / mine[layout]:.1f}x as fast as its best"
         if executable:
             case = Case("shm", layout.num_bytes, max(200, min(4000, layout.count)))
-            line += f"; ucx_perftest {perftest.gigabytes_per_s(executable, case, memory='cuda'):.0f} GB/s"
+            line += f"; ucx_perftest {perftest.gigabytes_per_s_between_devices(executable, case):.0f} GB/s"
         print(line, flush=True)
 
 

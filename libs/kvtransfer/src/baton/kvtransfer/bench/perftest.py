@@ -11,8 +11,9 @@ from pathlib import Path
 from baton.kvtransfer.bench.cases import WARM_PUTS, Case
 from baton.kvtransfer.ucx.library import wheel_library
 
-#: Shared memory: both ways that it has there are tried, and the faster one counts.
+#: Shared memory: both ways that it has there are tried; the one with the better median counts, not the better of each turn.
 _TLS = {"shm": ("sysv", "sysv,cma"), "tcp": ("tcp",)}
+_TLS_CUDA = "sm,cuda"
 _TIMEOUT_S = 120
 
 
@@ -22,13 +23,17 @@ def program() -> Path | None:
     return path if path and path.is_file() else None
 
 
-def gigabytes_per_s(executable: Path, case: Case, memory: str = "host") -> float:
+def ways(transport: str) -> tuple[str, ...]:
+    """Values of UCX_TLS with which the program may be run over this transport, host memory on both sides."""
+    return _TLS[transport]
+
+
+def gigabytes_per_s_between_devices(executable: Path, case: Case) -> float:
+    return gigabytes_per_s(executable, case, _TLS_CUDA, "cuda")
+
+
+def gigabytes_per_s(executable: Path, case: Case, tls: str, memory: str = "host") -> float:
     """memory: "host" or "cuda", on both sides."""
-    choices = _TLS[case.transport] if memory == "host" else ("sm,cuda",)
-    return max(_run(executable, case, tls, memory) for tls in choices)
-
-
-def _run(executable: Path, case: Case, tls: str, memory: str) -> float:
     with socket.create_server(("127.0.0.1", 0)) as probe:
         port = probe.getsockname()[1]
     library_folder = str(executable.parent.parent / "lib")
