@@ -17,12 +17,20 @@ from typing import Any
 import pytest
 
 _SCRIPT = Path(__file__).with_name("remote_agent.py")
-_spec = spec_from_file_location("kvtransfer_remote_agent", _SCRIPT)
-assert _spec is not None
-assert _spec.loader is not None
-_module = module_from_spec(_spec)
-_spec.loader.exec_module(_module)
-RemoteAgent: Any = _module.RemoteAgent
+
+
+def _beside(name: str) -> Any:
+    """A module of this folder."""
+    spec = spec_from_file_location(f"kvtransfer_{name}", Path(__file__).with_name(f"{name}.py"))
+    assert spec is not None
+    assert spec.loader is not None
+    module = module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+RemoteAgent = _beside("remote_agent").RemoteAgent
+two_hosts = _beside("two_hosts")
 
 
 class RemoteError(Exception):
@@ -36,9 +44,10 @@ class RemoteError(Exception):
 class RemoteProcess:
     """The methods of RemoteAgent, called in another process."""
 
-    def __init__(self, **arguments: Any) -> None:
+    def __init__(self, *, prefix: tuple[str, ...] = (), **arguments: Any) -> None:
+        """prefix: in front of the command."""
         self._pipe, theirs = Pipe()
-        self.process = subprocess.Popen([sys.executable, str(_SCRIPT), str(theirs.fileno())], pass_fds=[theirs.fileno()])
+        self.process = subprocess.Popen([*prefix, sys.executable, str(_SCRIPT), str(theirs.fileno())], pass_fds=[theirs.fileno()])
         theirs.close()
         self._pipe.send(("open", arguments))
         self._result()
@@ -113,6 +122,19 @@ class House:
             made.end() if isinstance(made, RemoteProcess) else made.close()
 
 
+class Hosts(House):
+    """Agents on two hosts (two_hosts.py), `wire` between them."""
+
+    def __init__(self, wire: Any) -> None:
+        super().__init__("ucx", "tcp")
+        self.wire = wire
+
+    def on(self, host: str, num_bytes: int = 1 << 20, **more: Any) -> Any:
+        process = RemoteProcess(prefix=self.wire.command(host), num_bytes=num_bytes, **{**self.config(host), **more})
+        self._made.append(process)
+        return process
+
+
 def _house(name: str) -> Iterator[House]:
     backend, _, transport = name.partition("-")
     house = House(backend, transport)
@@ -138,6 +160,16 @@ def shm() -> Iterator[House]:
 @pytest.fixture
 def tcp() -> Iterator[House]:
     yield from _house("ucx-tcp")
+
+
+@pytest.fixture
+def hosts() -> Iterator[Hosts]:
+    if reason := two_hosts.why_not():
+        pytest.skip(f"two hosts on this machine: {reason}")
+    with two_hosts.TwoHosts() as wire:
+        hosts = Hosts(wire)
+        yield hosts
+        hosts.end()
 
 
 @pytest.fixture

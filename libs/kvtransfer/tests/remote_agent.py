@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from baton.kvtransfer import AgentConfig, Doorbell, WriteHandle, WriteState, digest, open_agent
+from baton.kvtransfer import AgentConfig, Doorbell, WriteHandle, WriteState, _native, digest, open_agent
 
 
 class RemoteAgent:
@@ -51,6 +51,13 @@ class RemoteAgent:
 
     def pid(self) -> int:
         return os.getpid()
+
+    def num_contexts(self) -> int:
+        return _native.num_contexts()
+
+    def belongings(self) -> tuple[int, int]:
+        """Descriptors and threads of this process."""
+        return len(os.listdir("/proc/self/fd")), len(os.listdir("/proc/self/task"))
 
     def cpu_s(self) -> float:
         return time.process_time()

@@ -1,6 +1,7 @@
 #include "api.hpp"
 
 #include "failure.hpp"
+#include "routes.hpp"
 
 #include <dlfcn.h>
 
@@ -30,6 +31,7 @@ LibraryInfo load_library(const std::string &path) {
         return loaded;
     }
     LibraryInfo info;
+    offer_routes();
     void *library = dlopen(path.c_str(), RTLD_NOW | RTLD_LOCAL);
     if (!library) {
         const char *words = dlerror();
@@ -51,6 +53,7 @@ LibraryInfo load_library(const std::string &path) {
     if (info.missing.empty()) {
         // libucs came along as libucp's dependency; dlsym on the handle searches dependencies too
         ucs_status_string_ = reinterpret_cast<const char *(*)(ucs_status_t)>(dlsym(library, "ucs_status_string"));
+        know_routes_of(library);
         functions = found;
         loaded = info;
     }

@@ -38,6 +38,9 @@ def network(config: AgentConfig) -> dict[str, str]:
     ours["TCP_CONN_NB"] = "y"  # a host that does not answer must not hold up a queue
     # A message of ours (60 KiB) goes in one piece: UCX's fragments of 8 KiB, assembled again at the receiver, are five times slower.
     ours["TCP_TX_SEG_SIZE"] = "64K"
+    # Of bytes that nobody acknowledges (their device is gone, the wire is cut, the other process is suspended): the kernel's own limit is a quarter
+    # of an hour, for which no room could be written there. As patient as a session's keepalive (baton.wire.channel).
+    ours["TCP_USER_TIMEOUT"] = "20s"
     if config.transport == "tcp":
         ours["ZCOPY_THRESH"] = "inf"  # closing an endpoint in the middle of a zero-copy send over tcp can crash UCX 1.22
     return {**ours, **config.ucx_options}

@@ -35,7 +35,7 @@ class UcxPeer(Peer):
         self._source_bytes = source_bytes
         self._probe_timeout_s = probe_timeout_s
         self._side = side
-        self._context = context
+        self._context: UcxContext | None = context
         self._begin = begin
         self._forget = forget
         self._is_closed = False
@@ -72,13 +72,16 @@ class UcxPeer(Peer):
         return UcxWriteHandle(write, self.instance_id, self._source_bytes, invitation.pool.num_bytes, invitation.num_doorbells)
 
     def probe(self) -> list[ProbePoint]:
+        context = self._context
+        if context is None:
+            raise Closed(f"the peer {self.instance_id} is closed")
         points: list[ProbePoint] = []
         timeout_ns = int(self._probe_timeout_s * 1e9)
         for num_bytes in (size for size in _PROBE_SIZES if size <= self._invitation.scratch.num_bytes):
             fastest = max((point.gigabytes_per_s for point in points), default=float("inf")) * 1e9
             if _moved_by_probe(num_bytes) > fastest * self._probe_timeout_s * _PROBE_SHARE:
                 break  # a slow wire: what is known must do
-            memory = self._side.probe_memory(num_bytes, self._context)
+            memory = self._side.probe_memory(num_bytes, context)
             for direction in ("write", "read"):
                 try:
                     speed = self.link.probe(memory, num_bytes, direction == "write", timeout_ns)
@@ -93,6 +96,7 @@ class UcxPeer(Peer):
     def close(self) -> None:
         self._is_closed = True
         self.link.close()
+        self._context = None  # it may be out of date, and this peer the last that holds it
         self._forget()
 
 

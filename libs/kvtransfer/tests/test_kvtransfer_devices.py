@@ -1,0 +1,167 @@
+"""Network devices come and go while agents live: what is opened and connected then uses those that are there, and nothing of the others stays."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from baton.kvtransfer import AgentConfig, Doorbell, WriteState, open_agent
+from baton.kvtransfer.ucx import devices
+
+PAGE = 4096
+NUM_FLAPS = 20
+#: TCP gives up after 20 s (options.py); a busy machine takes longer.
+FOUND_WITHIN_S = 90.0
+
+
+def eventually(condition: Callable[[], bool], what: str) -> None:
+    deadline = time.monotonic() + FOUND_WITHIN_S
+    while not condition():
+        assert time.monotonic() < deadline, what
+        time.sleep(0.05)
+
+
+def write(sender: Any, receiver: Any, room: int) -> int:
+    """A room over a new peer and a new inbox, from one page into another; the inbox's number."""
+    inbox, invitation = receiver.open_inbox()
+    peer = sender.connect(invitation)
+    content = np.random.default_rng(room).bytes(PAGE)
+    sender.write(0, content)
+    slot = receiver.arm(inbox, room, 1)
+    sender.begin(peer, room)
+    sender.post(room, [(0, PAGE, PAGE)])
+    sender.finish(room, slot, Doorbell(room, 1))
+    assert sender.state(room) is WriteState.DONE
+    assert receiver.doorbells(room)[-1].room == room
+    assert receiver.read(PAGE, PAGE) == content
+    sender.close_peer(peer)
+    return int(inbox)
+
+
+@pytest.mark.parametrize("transport", ["auto", "tcp"])
+def test_agents_outlive_the_device_that_was_there_when_they_started(hosts: Any, transport: str) -> None:
+    hosts.wire.lay()
+    receiver, sender = hosts.on("receiver", transport=transport), hosts.on("sender")
+    write(sender, receiver, 1)
+    hosts.wire.take_away()
+    receiver.open_inbox()
+    hosts.wire.lay()
+    write(sender, receiver, 2)
+
+
+def test_a_device_that_comes_later_is_used(hosts: Any) -> None:
+    receiver, sender = hosts.on("receiver"), hosts.on("sender", connect_timeout_s=2.0)
+    _, invitation = receiver.open_inbox()
+    with pytest.raises(Exception, match=r"PeerUnreachable: receiver-.* over network"):
+        sender.connect(invitation)
+    hosts.wire.lay()
+    write(sender, receiver, 1)
+
+
+def test_devices_that_have_nothing_to_do_with_a_transfer_do_not_disturb_it(hosts: Any) -> None:
+    hosts.wire.lay()
+    receiver, sender = hosts.on("receiver"), hosts.on("sender")
+    inbox, invitation = receiver.open_inbox()
+    peer = sender.connect(invitation)
+    for room in range(1, 6):
+        hosts.wire.lay_beside() if room % 2 else hosts.wire.take_beside_away()
+        slot = receiver.arm(inbox, room, 1)
+        sender.begin(peer, room)
+        sender.post(room, [(0, PAGE, PAGE)])
+        sender.finish(room, slot, Doorbell(room, 1))
+        assert sender.state(room) is WriteState.DONE
+        receiver.disarm(inbox, slot)
+
+
+@pytest.mark.long
+def test_a_write_whose_device_goes_ends_and_the_next_one_goes_another_way(hosts: Any) -> None:
+    hosts.wire.lay()
+    receiver, sender = hosts.on("receiver", num_bytes=8 << 20), hosts.on("sender", num_bytes=8 << 20)
+    inbox, invitation = receiver.open_inbox()
+    sender.flood(sender.connect(invitation), 1, 8 << 20, 100_000)
+    eventually(lambda: receiver.digest([(0, PAGE)]) is not None and sender.num_bytes(1) > 0, "it writes")
+    hosts.wire.take_away()
+    hosts.wire.lay()
+    write(sender, receiver, 2)
+    eventually(lambda: sender.state(1, 0.0) is WriteState.FAILED, "the write over the device that went has ended")
+    assert receiver.fence(inbox), "nothing of it lands any more"
+
+
+@pytest.mark.parametrize("transport", ["auto", "tcp"])
+def test_devices_that_come_and_go_leave_nothing(hosts: Any, transport: str) -> None:
+    receiver, sender = hosts.on("receiver", transport=transport), hosts.on("sender")
+
+    def flap(room: int) -> None:
+        hosts.wire.lay()
+        inbox = write(sender, receiver, room)
+        hosts.wire.take_away()
+        assert receiver.fence(inbox)
+        receiver.close_inbox(inbox)
+
+    for room in range(1, 4):
+        flap(room)
+    before = [agent.belongings() for agent in (receiver, sender)]
+    for room in range(4, 4 + NUM_FLAPS):
+        flap(room)
+    for agent, (descriptors, threads) in zip((receiver, sender), before, strict=True):
+        assert agent.num_contexts() <= 2, "one for shared memory, one for the devices of the last write"
+        eventually(lambda: agent.belongings() <= (descriptors + 3, threads), f"{agent.belongings()} descriptors and threads, were {before}")  # noqa: B023
+
+
+def test_a_host_without_any_device_serves_senders_of_its_own(hosts: Any) -> None:
+    hosts.wire.silence("receiver")
+    receiver, neighbour = (hosts.on("receiver", transport="auto") for _ in range(2))
+    write(neighbour, receiver, 1)
+    _, invitation = receiver.open_inbox()
+    with pytest.raises(Exception, match=r"PeerUnreachable: receiver-.* had no network device when it opened this inbox"):
+        hosts.on("sender").connect(invitation)
+    hosts.wire.lay()
+    write(hosts.on("sender"), receiver, 2)
+
+
+def test_an_inbox_that_is_closed_late_leaves_the_next_one_its_descriptor(tcp: Any) -> None:
+    """UCX gives the next worker the number of a descriptor that the last one closed."""
+    receiver, sender = tcp.local("receiver"), tcp.local("sender")
+    fenced = receiver.agent.open_inbox("sender", receiver.region)
+    assert fenced.fence(None)
+    inbox = receiver.agent.open_inbox("sender", receiver.region)
+    fenced.close()
+    sender.agent.connect(inbox.invitation, sender.region).close()
+
+
+def test_a_choice_of_devices_leaves_the_others_out(tmp_path: Path) -> None:
+    everything = devices.find()
+    assert any(name.startswith("lo#") for name in everything), everything
+    assert all(name.startswith("lo#") for name in devices.find("lo")), devices.find("lo")
+    assert devices.find("all") == everything
+    assert devices.find("^lo") == everything, "a negation is UCX's to understand"
+    assert not devices.find("mlx5_0:1", tmp_path)
+
+
+def test_ports_of_infiniband_count_while_they_are_active(tmp_path: Path) -> None:
+    """After sysfs's documentation: no such device is at hand."""
+    states = [tmp_path / "sys/class/infiniband/mlx5_0/ports" / port / "state" for port in "12"]
+    for state, text in zip(states, ("4: ACTIVE\n", "1: DOWN\n"), strict=True):
+        state.parent.mkdir(parents=True)
+        state.write_text(text, encoding="ascii")
+    found = {name.partition("#")[0] for name in devices.find("mlx5_0:1,mlx5_0:2", tmp_path)}
+    assert found == {"mlx5_0:1"}
+
+
+@pytest.mark.parametrize(("transports", "shares", "goes"), [("sm", True, False), ("sysv,tcp", True, True), ("all", True, True)])
+def test_a_choice_of_transports_is_parted_between_host_and_network(transports: str, shares: bool, goes: bool) -> None:
+    with open_agent(AgentConfig("receiver", ucx_options={"TLS": transports}, probe_bytes=0)) as agent:
+        region = agent.allocate(PAGE)
+        peer = agent.connect(agent.open_inbox("sender", region).invitation, region)
+        assert (peer.transport in ("sysv", "posix")) is shares
+        assert (any(thread == "baton-kv-inbox" for thread in _threads())) is goes, "a thread that progresses what comes over networks"
+
+
+def _threads() -> list[str]:
+    return [Path(f"/proc/self/task/{task}/comm").read_text(encoding="ascii").strip() for task in os.listdir("/proc/self/task")]
