@@ -10,7 +10,7 @@ from baton.kvtransfer.bench import cost, nixl, perftest
 from baton.kvtransfer.bench.cases import KIB, MIB, Case, cases
 from baton.kvtransfer.bench.ours import Ours
 
-_COLUMNS = ("path", "span", "puts", "ours GB/s", "ucx_perftest GB/s", "NIXL GB/s", "ours/NIXL", "ours/ucx", "of the turns", "target", "")
+_COLUMNS = ("path", "span", "puts", "ours GB/s", "ucx_perftest GB/s", "NIXL GB/s", "ours/NIXL", "ours/ucx", "middle half", "target", "")
 
 
 def _size(num_bytes: int) -> str:
@@ -66,6 +66,7 @@ def measure_speed(transport: str, repeats: int, total_bytes: int, nixl_threads: 
             for _ in range(repeats):  # in turns, so that other work on the machine meets all of them
                 speeds.append(ours.gigabytes_per_s(case))
                 for found, way in zip(theirs, ways, strict=True):
+                    assert executable is not None  # else there are no ways
                     found.append(perftest.gigabytes_per_s(executable, case, way))
                 for found, other in zip(nixl_speeds, others, strict=True):
                     found.append(other.gigabytes_per_s(case))
