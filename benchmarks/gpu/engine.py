@@ -25,7 +25,7 @@ from baton.engine import Engine, EngineConfig, ModelConfig, Request, Role, Sampl
 from baton.engine.types import Finished, Token
 
 STEP_TARGET, PREFILL_TARGET, HOST_TARGET_MS, IDLE_TARGET = 1.25, 0.80, 1.0, 0.03
-CONTEXT, PROMPT = 2048, 8192
+CONTEXT, PROMPT, SHORT = 2048, 8192, (64, 256, 512, 1024)
 NUM_STEPS = 48
 
 
@@ -186,6 +186,10 @@ def measure(engine: Engine, config: ModelConfig, floor: Floor, batches: list[int
         report(f"  host's part, batch {batch}", host_s * 1e3, HOST_TARGET_MS, 1.0, "ms", host_s * 1e3 <= HOST_TARGET_MS, found)
         report(f"  device idle between steps, batch {batch}", 100 * idle, 100.0, 100 * IDLE_TARGET, " %", idle <= IDLE_TARGET, found)
         print(f"  captured step on empty seats, batch {batch}: {graph_step(engine, batch) * 1e3:.3f} ms", flush=True)
+    for length in SHORT:
+        took_ms = 1e3 * prefill(engine, config.vocab_size, length)
+        found.append({"name": f"prefill of {length}, ms", "measured": took_ms, "unit": "ms", "met": True})
+        print(f"prefill of {length} tokens: {took_ms:.2f} ms", flush=True)
     took = prefill(engine, config.vocab_size, PROMPT)
     rate = model_flops(config, PROMPT) / took
     found.append({"name": "prefill, ms", "measured": took * 1e3, "unit": "ms", "met": True})

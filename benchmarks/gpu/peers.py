@@ -43,6 +43,9 @@ def median(count, *asked):
 
 seconds(1, prompt_len, 1), seconds(4, 256, 16)
 found = {"prefill_ms": 1e3 * median(5, 1, prompt_len, 1)}
+for length in (64, 256, 512, 1024):
+    seconds(1, length, 1)
+    found[f"prefill_{length}_ms"] = 1e3 * median(5, 1, length, 1)
 for batch in batches:
     found[f"decode_{batch}_ms"] = 1e3 * (median(3, batch, context, 129) - median(3, batch, context, 1)) / 128
 print("FOUND " + json.dumps(found))

@@ -22,6 +22,7 @@ from engine import CONTEXT, NUM_STEPS, drain, prompt, report, stage
 from floor import median_s
 
 from baton.engine import Engine, EngineConfig, Prepared, Request, Role, SamplingParams, load_model_config, plan_layout, prepare
+from baton.engine.device.chunk import chunk_of
 from baton.engine.device.model import DeviceModel, Rows
 from baton.engine.device.products import Mode
 from baton.engine.device.prompts import ChunkAttention
@@ -66,7 +67,7 @@ def logits_of(model: DeviceModel, degree: int, tokens: list[int]) -> torch.Tenso
     pages.append(Extent(0, layout.pages_for(len(tokens))))
     piece = Slice(Sequence(Request(1, tokens, SamplingParams()), tokens, pages=pages), 0, len(tokens), samples=True)
     rows = Rows(*(torch.tensor(each, device=model.device) for each in (tokens, range(len(tokens)), range(len(tokens)))), sampled=None)
-    found = model.forward(rows, pool, ChunkAttention([piece], [0, len(tokens)], False, model.device), Mode.MANY)
+    found = model.forward(rows, pool, ChunkAttention(chunk_of([piece], layout.page_size), False, model.device), Mode.MANY)
     assert found is not None
     return found.float().cpu()
 

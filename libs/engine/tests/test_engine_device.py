@@ -14,6 +14,7 @@ from engine_reference import CANCEL, FAMILIES, answers, assert_all_free, ends, e
 from test_engine_split import Pair, legs
 
 from baton.engine import EngineConfig, FinishReason, Request, SamplingParams, load_model_config, plan_layout
+from baton.engine.device.chunk import chunk_of
 from baton.engine.device.model import DeviceModel, Rows
 from baton.engine.device.products import Mode
 from baton.engine.device.prompts import ChunkAttention
@@ -46,11 +47,19 @@ def model(tiny):
 
 
 @pytest.mark.parametrize("deterministic", [False, True])
-@pytest.mark.parametrize(("page_size", "budget"), [(4, 64), (16, 512), (16, 9), (1, 33)])
-def test_greedy_is_transformers(tiny, model, page_size, budget, deterministic):
+@pytest.mark.parametrize(("page_size", "budget", "captured"), [(4, 64, True), (16, 512, True), (16, 512, False), (16, 9, False), (1, 33, True)])
+def test_greedy_is_transformers(tiny, model, page_size, budget, captured, deterministic):
     asked = dict(enumerate(prompts(LENGTHS), start=1))
     expected = {room: tiny.greedy(prompt, 24) for room, prompt in asked.items()}
-    plain = engine(model, num_pages=1600 // page_size, page_size=page_size, max_num_batched_tokens=budget, max_running=8, deterministic=deterministic)
+    plain = engine(
+        model,
+        num_pages=1600 // page_size,
+        page_size=page_size,
+        max_num_batched_tokens=budget,
+        max_running=8,
+        deterministic=deterministic,
+        cuda_graphs=captured,
+    )
     for room, prompt in asked.items():
         plain.add(request(room, prompt, max_tokens=24))
     events = run(plain)
@@ -77,7 +86,7 @@ def logits(model: DeviceModel, tokens: list[int], mode: Mode) -> torch.Tensor:
     piece = Slice(Sequence(Request(1, tokens, SamplingParams()), tokens, pages=pages), 0, len(tokens), samples=True)
     slots = [slot for first, count in pages.runs(0, len(tokens), pool.layout.page_size) for slot in range(first, first + count)]
     rows = Rows(*(torch.tensor(each, device=DEVICE) for each in (tokens, range(len(tokens)), slots)), sampled=None)
-    found = model.forward(rows, pool, ChunkAttention([piece], [0, len(tokens)], mode is Mode.INVARIANT, DEVICE), mode)
+    found = model.forward(rows, pool, ChunkAttention(chunk_of([piece], layout.page_size), mode is Mode.INVARIANT, DEVICE), mode)
     assert found is not None
     return found.float().cpu()
 

@@ -124,7 +124,7 @@ def runner_of(model):
 
 def single(model, pool):
     if isinstance(model, DeviceModel):
-        return DeviceRunner(model, pool, Role.PREFILL, 4, 16, deterministic=False, capture=False)
+        return DeviceRunner(model, pool, Role.PREFILL, 4, 16, 64, deterministic=False, capture=True)
     return CpuRunner(model, pool)
 
 

@@ -244,7 +244,16 @@ def _runner(
     if isinstance(model, LlamaModel):
         return CpuRunner(model, pool)
     max_pages = pool.layout.pages_for(max_model_len)
-    return DeviceRunner(model, pool, role, config.max_running, max_pages, deterministic=config.deterministic, capture=config.cuda_graphs)
+    return DeviceRunner(
+        model,
+        pool,
+        role,
+        config.max_running,
+        max_pages,
+        config.max_num_batched_tokens,
+        deterministic=config.deterministic,
+        capture=config.cuda_graphs,
+    )
 
 
 def _scheduler(

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from collections.abc import Sequence as List
+from itertools import pairwise
 
 import torch
 from torch import Tensor
 
+from baton.engine.device.chunk import Chunk, chunk_of
+from baton.engine.device.chunk_graphs import ChunkGraphs
 from baton.engine.device.model import DeviceModel, Rows
 from baton.engine.device.products import Mode
-from baton.engine.device.seats import padded_stops, pages_from, signed
+from baton.engine.device.seats import padded_stops, signed
 from baton.engine.device.steps import PagedRows
 from baton.engine.device.upload import upload
 from baton.engine.given_up import GivenUp
@@ -21,36 +24,34 @@ from baton.kernels import fresh_attention, prefill_attention, sample
 
 
 class Prompts:
-    """Runs chunks: their keys and values go to the pool, and a token is drawn for each prompt that is whole."""
+    """Runs chunks: their keys and values go to the pool, and a token is drawn for each prompt that is whole.
 
-    def __init__(self, model: DeviceModel, pool: KVPool, *, deterministic: bool) -> None:
+    graphs: short chunks go there; None: none do.
+    """
+
+    def __init__(self, model: DeviceModel, pool: KVPool, graphs: ChunkGraphs | None, *, deterministic: bool) -> None:
         self._model = model
         self._pool = pool
+        self._graphs = graphs
         self._deterministic = deterministic
 
     @torch.inference_mode()
     def run(self, slices: List[Slice], layer_done: Callable[[int], None] | None, given_up: GivenUp | None = None) -> Tensor | None:
         """[samples] int64 on the device, in the order of the slices that sample; -1 where logits were not finite; None when none does, and when the
         pass was given up."""
-        device, page_size = self._model.device, self._pool.layout.page_size
-        tokens: list[int] = []
-        positions: list[int] = []
-        slots: list[int] = []
-        starts, sampled = [0], []
-        for piece in slices:
-            end = piece.start + piece.count
-            tokens += piece.sequence.tokens[piece.start : end]
-            positions += range(piece.start, end)
-            for first, count in piece.sequence.pages.runs(piece.start, piece.count, page_size):
-                slots += range(first, first + count)
-            starts.append(len(tokens))
-            if piece.samples:
-                sampled.append(len(tokens) - 1)
-        rows = Rows(*(upload(each, torch.int64, device) for each in (tokens, positions, slots, sampled)))
-        attention = ChunkAttention(slices, starts, self._deterministic, device)
-        mode = Mode.INVARIANT if self._deterministic else Mode.MANY
-        logits = self._model.forward(rows, self._pool, attention, mode, layer_done, given_up)
+        chunk = chunk_of(slices, self._pool.layout.page_size)
+        if self._graphs is not None and self._graphs.takes(chunk):
+            logits = self._graphs.run(chunk, layer_done, given_up)
+        else:
+            logits = self._launch(chunk, layer_done, given_up)
         return None if logits is None else self._draw(logits, [piece for piece in slices if piece.samples])
+
+    def _launch(self, chunk: Chunk, layer_done: Callable[[int], None] | None, given_up: GivenUp | None) -> Tensor | None:
+        columns = (chunk.tokens, chunk.positions, chunk.slots, chunk.sampled)
+        rows = Rows(*(upload(each, torch.int64, self._model.device) for each in columns))
+        attention = ChunkAttention(chunk, self._deterministic, self._model.device)
+        mode = Mode.INVARIANT if self._deterministic else Mode.MANY
+        return self._model.forward(rows, self._pool, attention, mode, layer_done, given_up)
 
     def _draw(self, logits: Tensor, slices: List[Slice]) -> Tensor:
         draws = [draw_of(piece) for piece in slices]
@@ -77,20 +78,16 @@ class ChunkAttention:
     Deterministic: always over the pages, so that a row does not depend on where a chunk began.
     """
 
-    def __init__(self, slices: List[Slice], starts: list[int], deterministic: bool, device: torch.device) -> None:
-        self._starts = starts
-        self._longest = max(piece.count for piece in slices)
-        self._fresh = not deterministic and all(piece.start == 0 for piece in slices)
-        lengths = [piece.start + piece.count for piece in slices]
-        self._max_len = max(lengths)
-        numbers = [pages_from(piece.sequence.pages, 0) for piece in slices]
-        width = max(len(each) for each in numbers)
-        self._table = upload([each + [0] * (width - len(each)) for each in numbers], torch.int32, device)
-        self._lengths = upload(lengths, torch.int32, device)
-        self._query_starts = upload(starts, torch.int32, device)
-        whole = [index for index, piece in enumerate(slices) if piece.samples]
-        one_each = upload(list(range(len(whole) + 1)), torch.int32, device) if deterministic else None
-        chosen = upload(whole, torch.int64, device)
+    def __init__(self, chunk: Chunk, deterministic: bool, device: torch.device) -> None:
+        self._starts = chunk.starts
+        self._longest = max(end - start for start, end in pairwise(chunk.starts))
+        self._fresh = not deterministic and chunk.num_rows == sum(chunk.lengths)
+        self._max_len = max(chunk.lengths)
+        self._table = upload(chunk.table(), torch.int32, device)
+        self._lengths = upload(chunk.lengths, torch.int32, device)
+        self._query_starts = upload(chunk.starts, torch.int32, device)
+        one_each = upload(list(range(len(chunk.whole) + 1)), torch.int32, device) if deterministic else None
+        chosen = upload(chunk.whole, torch.int64, device)
         self._sampled = PagedRows(self._table[chosen], self._lengths[chosen], one_each)
 
     def __call__(self, query: Tensor, keys: Tensor, values: Tensor, pages: tuple[Tensor, Tensor], window: int) -> Tensor:

@@ -9,6 +9,7 @@ from contextlib import AbstractContextManager, nullcontext
 import torch
 from torch import Tensor
 
+from baton.engine.device.chunk_graphs import ChunkGraphs, chunk_sizes
 from baton.engine.device.model import DeviceModel
 from baton.engine.device.prompts import Prompts
 from baton.engine.device.seats import Seats
@@ -57,27 +58,47 @@ class DeviceFlight:
 class DeviceRunner:
     """Binds a model to a pool on one device. The next step may be launched while the last one's tokens are still unknown to the host.
 
-    role: a prefill server's sequences leave after their first token and take no seats. capture: record decode steps as CUDA graphs.
+    role: a prefill server's sequences leave after their first token and take no seats. max_rows: of chunks in a step. capture: record decode steps
+    and short chunks as CUDA graphs.
     """
 
     depth: int = 1
-    #: Kernels are compiled for counts of one, of a multiple of 16 and of any; the library plans for each length of long prompts.
-    warm_lengths: tuple[int, ...] = (1, 17, 48, 1 << 30)
+    #: Kernels are compiled for counts of one, of a multiple of 16 and of any, where chunks are captured and where they are not; the library plans
+    #: for each length of long prompts.
+    warm_lengths: tuple[int, ...] = (1, 17, 48, 513, 528, 1 << 30)
 
-    def __init__(self, model: DeviceModel, pool: KVPool, role: Role, max_running: int, max_pages: int, *, deterministic: bool, capture: bool) -> None:
+    def __init__(
+        self,
+        model: DeviceModel,
+        pool: KVPool,
+        role: Role,
+        max_running: int,
+        max_pages: int,
+        max_rows: int,
+        *,
+        deterministic: bool,
+        capture: bool,
+    ) -> None:
         self._device = model.device
         self._stream = torch.cuda.Stream(self._device) if self._device.type == "cuda" else None  # type: ignore[no-untyped-call]
-        self._prompts = Prompts(model, pool, deterministic=deterministic)
+        on_graphs = capture and self._stream is not None
+        graphs: ChunkGraphs | None = None
+        # Not with other ranks: a collective in each of hundreds of graphs has not been tried.
+        if capture and model.group is None:
+            by_layer = role is Role.PREFILL
+            sizes = chunk_sizes(max_rows)
+            graphs = ChunkGraphs(model, pool, sizes, max_pages, by_layer=by_layer, deterministic=deterministic, capture=on_graphs)
+        self._prompts = Prompts(model, pool, graphs, deterministic=deterministic)
         self._seats: Seats | None = None
         self._steps: DecodeSteps | None = None
         if role is not Role.PREFILL:
             self._seats = Seats(2 * max_running, max_pages, self._device)
-            self._steps = DecodeSteps(
-                model, pool, self._seats, batch_sizes(max_running), deterministic=deterministic, capture=capture and self._stream is not None
-            )
+            self._steps = DecodeSteps(model, pool, self._seats, batch_sizes(max_running), deterministic=deterministic, capture=on_graphs)
         with self._on_stream():
             if self._steps is not None:
                 self._steps.prepare()
+            if graphs is not None:
+                graphs.prepare()
 
     def launch(self, plan: StepPlan, layer_done: LayerDone | None, given_up: GivenUp | None = None) -> DeviceFlight:
         with self._on_stream():
