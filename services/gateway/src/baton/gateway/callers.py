@@ -40,6 +40,10 @@ class Doorkeeper:
         """Who changes the fleet. Raises UnauthenticatedError, ForbiddenError; without a file of keys nobody is an operator."""
         return self._counted(authorization, KeyRole.ADMIN)
 
+    @property
+    def asks_for_keys(self) -> bool:
+        return self._keys is not None
+
     def knows(self, authorization: Sequence[str]) -> bool:
         """Whether `client` would let this caller in. Not counted: probes have no key, and do nothing wrong."""
         try:

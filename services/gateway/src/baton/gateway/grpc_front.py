@@ -17,6 +17,7 @@ from baton.gateway.callers import Caller, Doorkeeper
 from baton.gateway.errors import GatewayError, MalformedBodyError, MissingFieldError, WrongTypeError
 from baton.gateway.inference import Inference
 from baton.gateway.requests import ChatPrompt, InferenceRequest, Prompt, SamplingOptions, TextPrompt, TokenPrompt
+from baton.gateway.withheld import told
 from baton.servicekit import extract, get_logger
 from baton.wire.status import failure_status, status_code, trailing_metadata
 from baton.wire.v1 import inference_pb2
@@ -182,7 +183,7 @@ def _chat_prompt(request: inference_pb2.ChatRequest) -> ChatPrompt:
 
 async def abort(context: Context, error: GatewayError) -> NoReturn:
     """Ends the call with the error's status and details."""
-    status = failure_status(error.failure(), error.violations())
+    status = failure_status(told(error.failure()), error.violations())
     if error.retry_after_s is not None:
         status.details.add().Pack(error_details_pb2.RetryInfo(retry_delay=Duration(seconds=error.retry_after_s)))
     await context.abort(status_code(status.code), status.message, trailing_metadata(status))

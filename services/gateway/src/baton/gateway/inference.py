@@ -165,8 +165,7 @@ class Inference:
 
     def models(self) -> list[inference_pb2.Model]:
         """What is served, with the context that the fleet takes now; 0 while no server is there to say it."""
-        context = max((route.limits.context.num_tokens for route in self.fleet.routes), default=0)
-        return [inference_pb2.Model(id=self.model_name, max_model_len=context, vocab_size=self._vocab_size())]
+        return [inference_pb2.Model(id=self.model_name, max_model_len=self._context(), vocab_size=self._vocab_size())]
 
     def check_model(self, name: str) -> None:
         """Raises RequestError, UnknownModelError."""
@@ -223,7 +222,7 @@ class Inference:
         _check_request_id(request.request_id)
         self.check_model(request.model)
         vocab_size = self._vocab_size()
-        check_ranges(request.sampling, vocab_size)
+        check_ranges(request.sampling, vocab_size, self._context)
         self._gate.check()
         prompt = await self.tokenizer.encode(request.prompt)
         if isinstance(request.prompt, TokenPrompt):
@@ -253,6 +252,9 @@ class Inference:
     def _deadline(self, request: InferenceRequest) -> float:
         own = request.accepted_at + self._request_timeout_s
         return own if request.deadline is None else min(own, request.deadline)
+
+    def _context(self) -> int:
+        return max((route.limits.context.num_tokens for route in self.fleet.routes), default=0)
 
     def _vocab_size(self) -> int:
         """The model's, once a server has said it: it may be padded beyond the tokenizer's."""

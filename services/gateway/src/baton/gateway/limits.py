@@ -30,9 +30,9 @@ def limits_of(servers: Sequence[Worker]) -> RouteLimits:
     prompts: list[Limit] = []
     for server in servers:
         assert server.info is not None
-        contexts.append(Limit(server.info.max_model_len, f"the context of {server.name}"))
+        contexts.append(Limit(server.info.max_model_len, f"the context of {server.label}"))
         pages = f"{server.load.total_pages} pages of {server.info.fingerprint.page_size} tokens"
-        pool = Limit(server.pool_tokens, f"the KV pool of {server.name} ({pages})")
+        pool = Limit(server.pool_tokens, f"the KV pool of {server.label} ({pages})")
         (prompts if server.leg is Leg.PREFILL else contexts).append(pool)
     context = min(contexts, key=_size)
     prompts.append(Limit(context.num_tokens - 1, f"{context.because}, less one token for the answer"))

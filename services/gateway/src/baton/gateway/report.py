@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from baton.gateway.retry import FailedAttempt
 from baton.gateway.room import Room
+from baton.gateway.withheld import told
 from baton.wire.v1 import inference_pb2
 
 
@@ -101,7 +102,7 @@ def _attempt(one: FailedAttempt) -> inference_pb2.FailedAttempt:
         room=one.room,
         prefill_instance=one.servers[0],
         decode_instance=one.servers[-1],
-        failure=one.failure,
+        failure=told(one.failure),
         tokens_sent=one.tokens_sent,
         prefilled_on_decode=one.prefilled_on_decode,
     )

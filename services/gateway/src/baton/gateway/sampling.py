@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import secrets
 import struct
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 from baton.gateway.errors import OutOfRangeError, StopListError
 from baton.gateway.requests import SamplingOptions
@@ -19,17 +19,25 @@ MAX_STOP_TOKEN_IDS = 64
 LEAST_TOP_P = 2.0**-150
 
 
-def check_ranges(options: SamplingOptions, vocab_size: int) -> None:
-    """Everything that does not depend on the prompt. Raises OutOfRangeError, StopListError."""
+def check_ranges(options: SamplingOptions, vocab_size: int, context: Callable[[], int]) -> None:
+    """Everything that does not depend on the prompt. context: tokens of prompt and answer that the fleet takes, 0 while no server is there to say it;
+    asked only when something is wrong.
+
+    Raises OutOfRangeError, StopListError.
+    """
     _check_float(options, "temperature", 0.0, 2.0)
     _check_float(options, "top_p", 0.0, 1.0, open_low=True)
     _check_float(options, "min_p", 0.0, 1.0)
     _check_int(options, "top_k", 0, vocab_size)
     _check_int(options, "seed", 0, 2**64 - 1)
     if options.max_tokens is not None and options.max_tokens < 1:
-        raise OutOfRangeError(options.name("max_tokens"), options.max_tokens, "[1, what is left of the context]")
+        limit = context()
+        most = f"[1, {limit - 1}]" if limit else "[1, the context)"
+        remedy = "prompt and answer share the context; leave it out for an answer as long as there is place"
+        raise OutOfRangeError(options.name("max_tokens"), options.max_tokens, most, remedy)
     if options.min_tokens is not None and options.min_tokens < 0:
-        raise OutOfRangeError(options.name("min_tokens"), options.min_tokens, "[0, max_tokens]")
+        largest = options.max_tokens or context() - 1
+        raise OutOfRangeError(options.name("min_tokens"), options.min_tokens, f"[0, {largest}]" if largest > 0 else "[0, max_tokens]")
     _check_stop_strings(options)
     _check_stop_tokens(options, vocab_size)
 

@@ -104,9 +104,14 @@ class Worker:
         return self.info.instance_id if self.info else ""
 
     @property
+    def label(self) -> str:
+        """For whoever asks for answers: role and instance."""
+        return f"{self.leg.value} server {self.instance_id or '?'}"
+
+    @property
     def name(self) -> str:
-        """For messages: role, instance and address."""
-        return f"{self.leg.value} server {self.instance_id or '?'} at {self.address}"
+        """For logs and operators: role, instance and address."""
+        return f"{self.label} at {self.address}"
 
     @property
     def tokens_in_flight(self) -> int:

@@ -26,6 +26,7 @@ from baton.gateway.http.shapes import ChatShape, CompletionShape, Shape
 from baton.gateway.inference import Inference
 from baton.gateway.requests import InferenceRequest
 from baton.gateway.rooms import RoomTable
+from baton.gateway.withheld import without_addresses
 from baton.servicekit import extract, get_logger
 
 log = get_logger(__name__)
@@ -85,12 +86,15 @@ class OpenAIFront:
         ready = self.inference.fleet.ready and not self.rooms.draining
         if not self.doorkeeper.knows(request.headers.getlist("authorization")):
             return json_response({"ready": ready, "draining": self.rooms.draining}, 200 if ready else 503)
+        problems = self.inference.fleet.problems()
+        if self.doorkeeper.asks_for_keys:  # a client's key; operators have `baton fleet list`
+            problems = [without_addresses(problem) for problem in problems]
         body = {
             "ready": ready,
             "draining": self.rooms.draining,
             "routes": len(self.inference.fleet.routes),
             "servers": self.inference.fleet.counts(),
-            "problems": self.inference.fleet.problems(),
+            "problems": problems,
             "paths": [
                 {
                     "prefill": prefill.instance_id,

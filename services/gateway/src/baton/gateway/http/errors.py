@@ -9,6 +9,7 @@ import grpc
 from starlette.responses import Response
 
 from baton.gateway.errors import BodyTimeoutError, BodyTooLargeError, GatewayError
+from baton.gateway.withheld import told_text
 from baton.wire.status import origin_name, stage_name, status_code
 from baton.wire.v1 import common_pb2
 
@@ -54,7 +55,7 @@ def error_body(error: GatewayError) -> dict[str, Any]:
     status = status_of(error)
     fields = [field for field, _ in error.violations()]
     kind = _KINDS.get(status, "invalid_request_error" if status < 500 else "server_error")
-    body: dict[str, Any] = {"message": str(error), "type": kind, "param": fields[0] if fields else None, "code": error.cause}
+    body: dict[str, Any] = {"message": told_text(error), "type": kind, "param": fields[0] if fields else None, "code": error.cause}
     failure = error.failure()
     if failure.stage:
         body |= {"origin": origin_name(failure.origin), "stage": stage_name(failure.stage), "elapsed_ms": failure.elapsed_ms}
