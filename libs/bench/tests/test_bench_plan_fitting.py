@@ -35,6 +35,8 @@ from baton.bench.plan import (
 )
 from baton.bench.plan.live import stages as stages_of
 from baton.bench.plan.nonnegative import fit
+from baton.bench.plan.predict import Band, Prediction
+from baton.bench.plan.sizing import Sized
 from baton.bench.runfile import Run
 from baton.bench.workload import WorkloadOptions, build_workload
 
@@ -218,3 +220,13 @@ def test_objectives_that_no_number_of_servers_meets_are_refused() -> None:
 def test_the_face_of_the_package_is_sorted_and_there() -> None:
     assert baton.bench.plan.__all__ == sorted(baton.bench.plan.__all__)
     assert all(hasattr(baton.bench.plan, name) for name in baton.bench.plan.__all__)
+
+
+def test_the_middle_fleet_is_told_in_numbers_that_add_up() -> None:
+    """What it is between is of each kind by itself: the middles of the kinds need be no fleet's."""
+    demand = Demand(Lengths(fixed(20, 24, 2)), ArrivalOptions(rate_rps=10_000), Objectives(250, 60))
+    calibration = Calibration(GPU, (), {}, 1.0, 0.0, "known costs")
+    middle = FleetShape(num_prefill=118, num_decode=826)
+    sized = Sized("split", Band(0, 0, 0), Band(118, 158, 170), Band(790, 826, 826), Prediction(middle, 1, 1, {}))
+    text = sized_markdown([sized], [], demand, calibration)
+    assert "118 (118 to 170) prefill and 826 (790 to 826) decode servers, 944 in all" in text

@@ -70,9 +70,12 @@ def _cell(found: Prediction, name: str) -> str:
 
 
 def _count(found: Sized) -> str:
+    """The middle fleet's own numbers, so that they add up, and what each kind was between over the seeds."""
+    middle = found.confirmed.shape
     if found.kind == "plain":
-        return f"{_band(found.num_plain)} plain servers"
-    return f"{_band(found.num_prefill)} prefill and {_band(found.num_decode)} decode servers, {found.num_servers:g} in all"
+        return f"{_between(middle.num_plain, found.num_plain)} plain servers"
+    prefill, decode = _between(middle.num_prefill, found.num_prefill), _between(middle.num_decode, found.num_decode)
+    return f"{prefill} prefill and {decode} decode servers, {found.num_servers:g} in all"
 
 
 def _sureness(sized: Sequence[Sized]) -> str:
@@ -85,8 +88,8 @@ def _sureness(sized: Sequence[Sized]) -> str:
     return f" The {other.kind} fleet needs {other.num_servers / best.num_servers:.2f} times as many."
 
 
-def _band(band: Band) -> str:
-    return f"{band.middle:g}" if band.low == band.high else f"{band.middle:g} ({band.low:g} to {band.high:g})"
+def _between(number: int, band: Band) -> str:
+    return f"{number}" if band.low == band.high else f"{number} ({band.low:g} to {band.high:g})"
 
 
 def _number(value: float) -> str:
