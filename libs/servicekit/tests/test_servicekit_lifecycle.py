@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -11,7 +12,9 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+import grpc
 import pytest
+from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 SERVICE = """
 import asyncio, sys, time
@@ -164,3 +167,23 @@ def test_a_signal_while_it_loads_ends_it_at_once(probes: list[Probe], tmp_path: 
     assert code == 0
     assert "stopped before it was ready" in err
     assert not probe.ready_file.exists()
+
+
+def test_the_example_of_the_readme_runs(tmp_path: Path) -> None:
+    code = re.search(r"```python\n(.*?)```", (Path(__file__).parents[1] / "README.md").read_text(), flags=re.S)
+    assert code is not None
+    ready = tmp_path / "ready.json"
+    command = [sys.executable, "-c", code[1], "--port", "0", "--ready-file", str(ready), "--greeting", "good day"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as process:
+        try:
+            wait_until(lambda: ready.exists() or process.poll() is not None)
+            assert process.poll() is None, process.stdout and process.stdout.read()
+            with grpc.insecure_channel(json.loads(ready.read_text())["addresses"]["grpc"]) as channel:
+                answer = health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest(), timeout=10)
+            assert answer.status == health_pb2.HealthCheckResponse.SERVING
+            process.send_signal(signal.SIGTERM)
+            output, _ = process.communicate(timeout=20)
+        finally:
+            process.kill()
+    assert process.returncode == 0, output
+    assert "good day" in output
