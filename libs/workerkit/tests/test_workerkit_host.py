@@ -130,6 +130,21 @@ async def test_health_follows_progress(engine, started, eventually) -> None:
     watch.cancel()
 
 
+async def test_health_follows_an_obstacle_that_the_service_names(started, eventually) -> None:
+    host, _, _ = started
+    verdicts: list[bool] = []
+    obstacles = ["no inbox can be opened"]
+
+    async def set_serving(serving: bool) -> None:
+        verdicts.append(serving)
+
+    watch = asyncio.create_task(ProgressWatch(host, set_serving, stall_limit_s=0.2, obstacle=lambda: "".join(obstacles)).run())
+    await eventually(lambda: verdicts == [False])
+    obstacles.clear()
+    await eventually(lambda: verdicts == [False, True])
+    watch.cancel()
+
+
 async def test_a_pool_that_quarantine_holds_is_no_progress(engine, started, eventually) -> None:
     """Nothing to compute, and nothing that runs will give pages back: idle by the engine's word, stuck all the same."""
     host, _, _ = started

@@ -52,13 +52,15 @@ async def serve_until_stopped(
     stall_limit_s: float,
     join: JoinSettings,
     tls: TlsSettings,
+    obstacle: Callable[[], str] = lambda: "",
 ) -> None:
     """Serves from now until `life` stops, then drains: no new rooms, open ones get `life.drain_timeout_s`, the rest is ended.
 
-    `server` and `front` are started already. It is made known as `join` says while it serves and takes rooms. Returns when no room is open
-    and no peer can touch our pages, or when waiting for that was in vain.
+    `server` and `front` are started already. Health says NOT_SERVING while `obstacle` names one (ProgressWatch). The server is made known
+    as `join` says while it serves and takes rooms. Returns when no room is open and no peer can touch our pages, or after waiting in vain for that.
     """
-    watch = life.watch(asyncio.create_task(ProgressWatch(host, server.set_serving, stall_limit_s=stall_limit_s).run(), name="progress watch"))
+    progress = ProgressWatch(host, server.set_serving, stall_limit_s=stall_limit_s, obstacle=obstacle)
+    watch = life.watch(asyncio.create_task(progress.run(), name="progress watch"))
     try:
         await server.set_serving(True)
         life.ready(addresses)

@@ -207,7 +207,15 @@ async def _serve_engine(
         await server.start()
         addresses = {"grpc": join_address(listen.advertised_host(), server.port)}
         await serve_until_stopped(
-            life, server, front, host, addresses, stall_limit_s=settings.engine.stall_limit_s, join=settings.join, tls=settings.tls
+            life,
+            server,
+            front,
+            host,
+            addresses,
+            stall_limit_s=settings.engine.stall_limit_s,
+            join=settings.join,
+            tls=settings.tls,
+            obstacle=receiver.peers.obstacle if receiver is not None else lambda: "",
         )
     finally:
         for clock in clocks:

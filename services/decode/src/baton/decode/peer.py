@@ -74,6 +74,8 @@ class PrefillPeer:
         self.transport = ""
         self.gigabytes_per_s = 0.0
         self.problem = "not connected yet"
+        #: Why this server could not open an inbox for it the last time; "": it could.
+        self.obstacle = ""
         self._doors = doors
         self._sessions = 0
         self._fences: set[asyncio.Task[None]] = set()
@@ -129,12 +131,13 @@ class PrefillPeer:
         try:
             inboxes = await self._blocking(lambda: Inboxes.open(key, doors.ranks, doors.num_doorbells))
         except TransferError as error:
-            problem = f"no inbox can be opened: {error}"
+            problem = self.obstacle = f"no inbox can be opened: {error}"
             if problem != self.problem:
                 self.problem = problem
                 self._doors.changed()
             self._log.error("no inbox", error=str(error))
             return False
+        self.obstacle = ""
         session = BootstrapSession(key, self.address, inboxes, doors.hello(inboxes), doors.here)
         problem = LET_GO
         try:

@@ -58,6 +58,12 @@ class PeerSet:
         peer = self._peers.get(address)
         return "not sought yet" if peer is None else peer.problem or "connected"
 
+    def obstacle(self) -> str:
+        """What keeps this server from serving any pair: it cannot open an inbox, and no prefill server has one. Else ""."""
+        if any(peer.link is not None for peer in self._peers.values()):
+            return ""
+        return next((peer.obstacle for peer in self._peers.values() if peer.obstacle), "")
+
     def name(self, addresses: frozenset[str]) -> None:
         """The whole set that gateways name now."""
         log.info("peers named", addresses=sorted(addresses))
