@@ -135,9 +135,12 @@ class FaultFleet(Fleet):
         where = ("--host", "0.0.0.0", "--advertise-host", self.net.address(service))
         if service == "gateway":
             return self.net.command(service, sys.executable, "-m", "baton.gateway.app", *flags, *where)
-        card = self.net.card("prefill-decode", service)
         held = (sys.executable, str(TESTS / "faults" / "held_service.py"), service, str(self.hold_file))
-        return self.net.command(service, "env", f"UCX_NET_DEVICES={card}", *held, *flags, *where)
+        return self.net.command(service, "env", f"UCX_NET_DEVICES={self._devices(service)}", *held, *flags, *where)
+
+    def _devices(self, service: str) -> str:
+        """Which network devices KV pages may take."""
+        return self.net.card("prefill-decode", service)
 
 
 @dataclass

@@ -11,6 +11,7 @@ import os
 import secrets
 import shutil
 import subprocess
+import time
 from itertools import pairwise
 from typing import Self
 
@@ -33,10 +34,11 @@ def why_not() -> str:
     return ""
 
 
-def ip(*words: str) -> None:
-    """Fails with what `ip` says."""
+def ip(*words: str) -> str:
+    """What it prints. Fails with what `ip` says."""
     done = subprocess.run(["ip", *words], capture_output=True, text=True, check=False)
     assert done.returncode == 0, f"ip {' '.join(words)}: {done.stderr.strip()}"
+    return done.stdout
 
 
 class Net:
@@ -88,6 +90,34 @@ class Net:
     def heal(self, wire: str) -> None:
         for (namespace, card, _), (_, _, other) in (self._cards[wire], self._cards[wire][::-1]):
             ip("-n", namespace, "neigh", "del", other, "dev", card)
+
+    def take_away(self, wire: str) -> None:
+        """The wire and both its cards, as if they had been pulled out: their addresses and routes go too."""
+        namespace, card, _ = self._cards[wire][0]
+        ip("-n", namespace, "link", "del", card)
+
+    def lay_again(self, wire: str) -> None:
+        """With new cards of the same names and addresses, which run when this returns."""
+        self._lay(wire, WIRES.index(wire))
+        for namespace, card, _ in self._cards[wire]:
+            while "state UP" not in ip("-n", namespace, "link", "show", card):
+                time.sleep(0.01)
+
+    def lay_spare(self, party: str) -> None:
+        """A device of one party, `spare(party)`, that leads nowhere."""
+        card, number = self.spare(party), PARTIES.index(party)
+        ip("-n", self.namespace(party), "link", "add", "name", card, "type", "veth", "peer", "name", f"{card}o")
+        ip("-n", self.namespace(party), "addr", "add", f"{self._block}.{210 + number}.1/30", "dev", card)
+        for end in (card, f"{card}o"):
+            ip("-n", self.namespace(party), "link", "set", end, "up")
+        while "state UP" not in ip("-n", self.namespace(party), "link", "show", card):
+            time.sleep(0.01)
+
+    def take_spare(self, party: str) -> None:
+        ip("-n", self.namespace(party), "link", "del", self.spare(party))
+
+    def spare(self, party: str) -> str:
+        return f"b{self._key}s{party[:1]}"
 
     def _make_cards(self, wire: str, ends: list[str]) -> list[str]:
         """Two cards, each in its party's namespace, that reach one another; a kind of wire of its own overrides this."""
