@@ -32,9 +32,10 @@ Three more variables are read: `BATON_UCX_LIBRARY` (path of a libucp.so.0 to use
 gRPC's core writes lines of its own to standard error, which are not JSON. `baton up` keeps them back with `GRPC_VERBOSITY=ERROR` unless that is
 set already; set it yourself where services are started in another way.
 
-So does UCX, on prefill and decode servers: `[time] [host:process:thread] file:line UCX  WARN  ...`, on standard error between the JSON lines. A collector of
-JSON skips lines that begin with `[`. `UCX_LOG_FILE=/var/log/baton/ucx-%p.log` puts them into a file of each process, `UCX_LOG_LEVEL=fatal` silences them
-(`error` leaves errors; `warn` is UCX's default). What goes wrong on a path is logged by Baton itself, and is in `/ready` and the room's failure, either way.
+So does UCX, on prefill and decode servers: `[time] [host:process:thread] file:line UCX  WARN  ...`, on standard error between the JSON lines. A
+collector of JSON skips lines that begin with `[`. `UCX_LOG_FILE=/var/log/baton/ucx-%p.log` puts them into a file of each process,
+`UCX_LOG_LEVEL=fatal` silences them (`error` leaves errors; `warn` is UCX's default). What goes wrong on a path is logged by Baton itself, and is in
+`/ready` and the room's failure, either way.
 """
 
 

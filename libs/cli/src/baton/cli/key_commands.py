@@ -17,13 +17,14 @@ app = typer.Typer(help="Keys: make one for a client or an operator, list them, m
 #: Read and written by its owner only.
 _MODE = 0o600
 
-File = Annotated[Path, typer.Option("--file", help="The file that the services read; made when it is not there.", dir_okay=False)]
+File = Annotated[Path, typer.Option("--file", help="The file that the services read.", dir_okay=False)]
+MadeFile = Annotated[Path, typer.Option("--file", help="The file that the services read; made when it is not there.", dir_okay=False)]
 Count = Annotated[int | None, typer.Option(min=1, help="Overrides the gateway's own limit for this key.")]
 
 
 @app.command()
 def new(
-    file: File,
+    file: MadeFile,
     role: Annotated[KeyRole, typer.Option(help="client: asks for answers; admin: changes the fleet.")] = KeyRole.CLIENT,
     max_concurrent: Count = None,
     requests_per_minute: Count = None,
@@ -62,7 +63,7 @@ def remove(key_id: Annotated[str, typer.Argument(help="As `baton key list` shows
 
 
 @app.command("ticket-secret")
-def ticket_secret(file: File) -> None:
+def ticket_secret(file: MadeFile) -> None:
     """Puts a new secret of room tickets in front of those in FILE.
 
     Give the file to prefill servers first and to gateways when those have read it: the first secret signs, all of them verify.

@@ -1,6 +1,8 @@
 """The `baton` command: each subcommand lives in a file of its own."""
 
 import sys
+from importlib.metadata import version
+from typing import Annotated
 
 import typer
 
@@ -12,7 +14,24 @@ from baton.cli.errors import CliError
 from baton.cli.services import StopAskedError
 from baton.cli.up import up
 
-typer_app = typer.Typer(help="Prefill-decode disaggregated LLM serving.", no_args_is_help=True, pretty_exceptions_enable=False, add_completion=False)
+typer_app = typer.Typer(no_args_is_help=True, pretty_exceptions_enable=False, add_completion=False)
+
+
+def show_version(*, wanted: bool) -> None:
+    if wanted:
+        print(f"baton {version('baton-cli')}")
+        raise typer.Exit
+
+
+@typer_app.callback()
+def baton(
+    wanted: Annotated[
+        bool, typer.Option("--version", help="Show the version and exit.", is_eager=True, callback=lambda value: show_version(wanted=value))
+    ] = False,
+) -> None:
+    """Prefill-decode disaggregated LLM serving."""
+
+
 for command in (up, chat, demo, decide):
     typer_app.command()(command)
 typer_app.add_typer(model_commands.app, name="model")
