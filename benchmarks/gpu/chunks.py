@@ -50,12 +50,12 @@ class Watch:
         self._launch = self.engine._runner.launch
         self.engine._runner.launch = self._watched
 
-    def _watched(self, plan, layer_done):
+    def _watched(self, plan, *given):
         begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
         stream = self.engine._runner._stream
         begin.record(stream)
         started = time.perf_counter()
-        flight = self._launch(plan, layer_done)
+        flight = self._launch(plan, *given)
         took = time.perf_counter() - started
         end.record(stream)
         prompts = [piece.count for piece in plan.slices if piece.count > 1]

@@ -23,11 +23,11 @@ def sweep(only: str, copy: float, product: float) -> None:
 
 
 def sweep_decode(name: str, copy: float, _product: float) -> None:
-    for batch, length, page_size in ((32, 8192, 16), (32, 8192, 64), (1, 2048, 64)):
+    for batch, length, page_size in ((32, 8192, 16), (32, 8192, 64), (64, 2048, 64), (16, 2048, 64), (1, 2048, 64)):
         batch, length = sized(batch, 2), sized(length, 200)
         paged, query = Paged(batch, length, page_size), random(batch, HEADS, HEAD_DIM)
         arguments = (query, paged.keys, paged.values, paged.table, paged.lengths, HEAD_DIM**-0.5, 0)
-        splits = (None, 2, 4, 8) if batch > 1 else (None, 8, 16)
+        splits = (None, 1, 2, 3, 4, 6, 8) if batch > 1 else (None, 8, 16)
         runs: dict[str, Callable[[], Any]] = {}
         for block, warps, stages in ((64, 4, 3), (64, 4, 4), (64, 2, 3), (64, 8, 4), (128, 4, 2), (128, 8, 3), (32, 2, 4), (32, 4, 5)):
             tiling = DecodeTiling(block, warps, stages)

@@ -25,7 +25,7 @@ class EngineConfig:
     dtype: of the weights and of the pool: float32 or bfloat16.
     num_threads: torch's threads inside one operation, for the whole process; None leaves them as they are.
     deterministic: on a GPU, results of a request do not depend on what else is in the batch; slower. (On a CPU it is ignored.)
-    cuda_graphs: on a GPU, decode steps and chunks of up to 512 tokens are captured once and replayed.
+    cuda_graphs: on a GPU, decode steps and chunks of up to 1,024 tokens are captured once and replayed.
     growth_tokens: room kept for each admitted sequence's answer before another sequence is let in.
     max_passes: how many smaller requests may be let in before one that does not fit yet.
     """

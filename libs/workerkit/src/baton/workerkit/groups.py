@@ -37,7 +37,7 @@ class EngineSettings(SettingsGroup):
     memory_fraction: float = Field(default=0.9, gt=0, le=1, description="Part of a GPU's memory that this server and others before it may fill.")
     load_format: Literal["auto", "dummy"] = Field(default="auto", description="auto: the folder's weights; dummy: random ones, for measuring.")
     deterministic: bool = Field(default=False, description="On a GPU, answers do not depend on what else is in the batch; slower.")
-    cuda_graphs: bool = Field(default=True, description="On a GPU, decode steps and chunks of up to 512 tokens are captured once and replayed.")
+    cuda_graphs: bool = Field(default=True, description="On a GPU, decode steps and chunks of up to 1,024 tokens are captured once and replayed.")
     max_model_len: int | None = Field(default=None, ge=2, description="Longest prompt and answer together, in tokens; the model's own when not set.")
     max_rooms: int = Field(default=1024, ge=1, le=65536, description="Rooms that may be open at once; one more is refused.")
     max_running: int = Field(default=64, ge=1, description="Most sequences of one decode step.")

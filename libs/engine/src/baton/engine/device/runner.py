@@ -65,7 +65,7 @@ class DeviceRunner:
     depth: int = 1
     #: Kernels are compiled for counts of one, of a multiple of 16 and of any, where chunks are captured and where they are not; the library plans
     #: for each length of long prompts.
-    warm_lengths: tuple[int, ...] = (1, 17, 48, 513, 528, 1 << 30)
+    warm_lengths: tuple[int, ...] = (1, 17, 48, 1025, 1040, 1 << 30)
 
     def __init__(
         self,
