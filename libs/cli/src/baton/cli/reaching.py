@@ -14,7 +14,8 @@ DEFAULT_ADDRESS = "127.0.0.1:8001"
 
 Address = Annotated[str, typer.Option("--address", "--gateway", help="The gateway's gRPC address, host:port.")]
 ApiKeyFile = Annotated[
-    Path | None, typer.Option(help="A file that holds the API key, and nothing else; without it BATON_API_KEY is shown, to gateways only.", dir_okay=False)
+    Path | None,
+    typer.Option(help="A file that holds the API key, and nothing else; without it BATON_API_KEY is shown, to gateways only.", dir_okay=False),
 ]
 TlsCaFile = Annotated[Path | None, typer.Option(help="PEM certificates that sign the server's; with it the connection is encrypted.", dir_okay=False)]
 TlsCertFile = Annotated[Path | None, typer.Option(help="PEM certificate to show a server that demands one.", dir_okay=False)]
