@@ -154,6 +154,13 @@ def profiled(engine: Engine, vocab_size: int, batch: int) -> str:
     return profile.key_averages().table(sort_by="cuda_time_total", row_limit=14, max_name_column_width=70)
 
 
+def profiled_empty(engine: Engine, batch: int) -> str:
+    """The same of captured steps whose seats are all padding."""
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
+        graph_step(engine, batch)
+    return profile.key_averages().table(sort_by="cuda_time_total", row_limit=14, max_name_column_width=70)
+
+
 def model_flops(config, num_tokens: int) -> float:
     """Operations of a prompt's forward pass: the layers' products for every token, causal attention, the head for one token."""
     attention = config.num_heads * config.head_dim * 2 + config.num_kv_heads * config.head_dim * 2
@@ -226,6 +233,8 @@ def main() -> int:
     if given.profile:
         for batch in (0, *batches):
             print(f"--- {'prefill' if batch == 0 else f'decode, batch {batch}'}\n{profiled(engine, prepared.model.config.vocab_size, batch)}")
+            if batch:
+                print(f"--- empty seats, batch {batch}\n{profiled_empty(engine, batch)}")
     if given.json:
         given.json.write_text(json.dumps({"device": torch.cuda.get_device_name(), "torch": torch.__version__, "found": found}, indent=1))
     return 0 if all(each["met"] for each in found) else 1
