@@ -41,9 +41,9 @@ INTEGRATION = (
     ("tests/test_baton_command.py",),
     ("tests/test_faults.py",),
 )
-#: Hosts and cut wires are network devices that come and go; a server that started while one was there cannot open inboxes when it is gone (UCX keeps
-#: the list it found). So they stay in one run with everything that starts servers and kills their peers, one after the other: the rest.
-LONG = (("tests/test_decide.py", "tests/test_plan.py", "libs/kvtransfer/tests"),)
+#: Hosts and cut wires are network devices that come and go, in this process's own namespace too: a transfer over tcp that takes one of them ends when
+#: it goes. So they stay in one run with everything that transfers over tcp or kills peers, one after the other: the rest.
+LONG = (("tests/test_decide.py", "tests/test_plan.py"),)
 GROUPS = {"unit": UNIT, "integration": INTEGRATION, "every": (INTEGRATION[0], *UNIT[:3], *INTEGRATION[1:], *UNIT[3:]), "long": LONG}
 #: More failed tests than these are no accident, and are not tried again.
 MOST_AGAIN = 6

@@ -55,6 +55,18 @@ def test_agents_outlive_the_device_that_was_there_when_they_started(hosts: Any, 
     write(sender, receiver, 2)
 
 
+def test_a_device_that_goes_right_after_somebody_looked(hosts: Any) -> None:
+    """UCX's refusal alone makes a new context."""
+    hosts.wire.lay_beside()
+    hosts.wire.lay()
+    receiver, sender = hosts.on("receiver"), hosts.on("sender")
+    write(sender, receiver, 1)
+    for agent in (receiver, sender):
+        agent.overlook_devices()
+    hosts.wire.take_beside_away()
+    write(sender, receiver, 2)
+
+
 def test_a_device_that_comes_later_is_used(hosts: Any) -> None:
     receiver, sender = hosts.on("receiver"), hosts.on("sender", connect_timeout_s=2.0)
     _, invitation = receiver.open_inbox()

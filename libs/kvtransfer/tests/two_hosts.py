@@ -87,6 +87,7 @@ class TwoHosts:
 
 
 def _ip(*words: str) -> str:
-    done = subprocess.run(["ip", *words], capture_output=True, text=True, check=False)
+    environment = {name: value for name, value in os.environ.items() if name != "LD_PRELOAD"}  # a sanitizer is for us, not for `ip`
+    done = subprocess.run(["ip", *words], env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, f"ip {' '.join(words)}: {done.stderr.strip()}"
     return done.stdout
