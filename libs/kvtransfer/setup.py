@@ -27,10 +27,10 @@ setup(
             Extension(
                 "baton.kvtransfer._native",
                 sources=[f"{PACKAGE}/_native.pyx", *sorted(str(path) for path in Path(PACKAGE, "native").glob("*.cpp"))],
-                depends=sorted(str(path) for path in Path(PACKAGE, "native").rglob("*.[hp][px][pi]")),
+                depends=sorted(str(path) for kind in ("hpp", "pxi", "map") for path in Path(PACKAGE, "native").rglob(f"*.{kind}")),
                 include_dirs=[f"{PACKAGE}/native", ucx_headers()],
                 extra_compile_args=compile_args,
-                extra_link_args=["-ldl", "-pthread", *sanitizer],
+                extra_link_args=["-ldl", "-pthread", f"-Wl,--version-script={PACKAGE}/native/exports.map", *sanitizer],
                 language="c++",
             ),
             Extension(

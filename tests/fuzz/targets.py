@@ -24,7 +24,7 @@ from baton.gateway.sampling import check_ranges, fill
 from baton.kvtransfer import Doorbell, IncompatiblePeer, InvalidArgument, routes
 from baton.kvtransfer import doorbell as records
 from baton.kvtransfer.identity import Identity
-from baton.kvtransfer.invitation import Invitation, Window
+from baton.kvtransfer.invitation import Invitation, Way, Window
 from baton.prefill.errors import BadPublicationError, TicketRefusedError
 from baton.prefill.link import DecodeLink, Way
 from baton.prefill.publication import read_publication
@@ -47,7 +47,19 @@ GATE = TicketGate("prefill-1", None)
 SOUND_IDENTITY = Identity("prefill-1", "boot", 1, 2, 3, 4)
 SOUND_WINDOW = Window(4096, 1 << 20, b"key")
 SOUND_INVITATION = Invitation(
-    "ucx", "tcp", "prefill-1", SOUND_IDENTITY, NONCE, 64, b"worker", SOUND_WINDOW, SOUND_WINDOW, SOUND_WINDOW, SOUND_WINDOW, fingerprint={"a": "b"}
+    "ucx",
+    "tcp",
+    "prefill-1",
+    SOUND_IDENTITY,
+    NONCE,
+    64,
+    b"worker",
+    SOUND_WINDOW,
+    SOUND_WINDOW,
+    SOUND_WINDOW,
+    SOUND_WINDOW,
+    Way(b"another worker", b"key", b"key", b"key", b"key"),
+    fingerprint={"a": "b"},
 )
 SOUND_DOORBELL = Doorbell(7, 1, num_tokens=9, first_token=5)
 SOUND_CLAIMS = common_pb2.TicketClaims(room=7, prefill_instance_id="prefill-1", decode_instance_id="decode-1", expires_at_ms=1 << 50)
