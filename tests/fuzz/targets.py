@@ -24,7 +24,8 @@ from baton.gateway.sampling import check_ranges, fill
 from baton.kvtransfer import Doorbell, IncompatiblePeer, InvalidArgument, routes
 from baton.kvtransfer import doorbell as records
 from baton.kvtransfer.identity import Identity
-from baton.kvtransfer.invitation import Invitation, Way, Window
+from baton.kvtransfer.invitation import Invitation, Window
+from baton.kvtransfer.invitation import Way as SecondWay
 from baton.prefill.errors import BadPublicationError, TicketRefusedError
 from baton.prefill.link import DecodeLink, Way
 from baton.prefill.publication import read_publication
@@ -58,7 +59,7 @@ SOUND_INVITATION = Invitation(
     SOUND_WINDOW,
     SOUND_WINDOW,
     SOUND_WINDOW,
-    Way(b"another worker", b"key", b"key", b"key", b"key"),
+    SecondWay(b"another worker", b"key", b"key", b"key", b"key"),
     fingerprint={"a": "b"},
 )
 SOUND_DOORBELL = Doorbell(7, 1, num_tokens=9, first_token=5)
