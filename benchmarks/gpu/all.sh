@@ -14,6 +14,8 @@ part engine-correct 180 env BATON_ENGINE_DEVICE=cuda:0 "${pytest[@]}" libs/engin
 part engine 120 python3 benchmarks/gpu/engine.py --model $model --json "$out/engine.json"
 part engine-unchained 120 python3 benchmarks/gpu/engine.py --model $model --unchained --json "$out/engine-unchained.json"
 part engine-deterministic 120 python3 benchmarks/gpu/engine.py --model $model --deterministic --json "$out/engine-deterministic.json"
+part chunks 60 python3 benchmarks/gpu/chunks.py --model $model
+part greedy 200 python3 benchmarks/gpu/greedy.py --model "${BATON_TEST_MODEL:-$HOME/.cache/baton/models/smollm2}"
 part handoff 180 python3 benchmarks/gpu/handoff.py --model $model --json "$out/handoff.json"
 part kernels 120 python3 benchmarks/gpu/kernels.py
 part transfer 120 python3 -m baton.kvtransfer.bench.gpu --repeats 3
