@@ -152,6 +152,7 @@ class UcxAgent(Agent):
         return peer
 
     def _new_peer(self, invited: Invitation, source: UcxRegion, path: str) -> UcxPeer:
+        self._require_open()
         if path == options.NETWORK:
             invited = invited.over_network()
             return self._contexts.over_network(lambda context: self._peer_from(context, invited, source, path))
