@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-if TYPE_CHECKING:
-    from injections import Cell, Row
+from injections_rows import Cell, Row
 
 WIDTH, HEIGHT, LEFT, BOTTOM = 640, 320, 60, 40
 COLOURS = {"split": "#0b7285", "copies": "#c2255c"}
