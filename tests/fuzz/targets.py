@@ -157,7 +157,7 @@ def ticket_signed(data: bytes) -> None:
 def body(parse: Callable[[dict[str, Any]], Any]) -> Callable[[bytes], object]:
     def run(data: bytes) -> None:
         parsed = parse(parse_json_object(data))
-        check_ranges(parsed.sampling, 1000)
+        check_ranges(parsed.sampling, 1000, lambda: 512)
         fill(parsed.sampling, parsed.sampling.max_tokens or 16, (2,))
 
     return run
