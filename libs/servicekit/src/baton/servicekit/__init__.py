@@ -1,11 +1,12 @@
-"""What every Baton service shares: settings, logs, traces, health, start and drain."""
+"""What every Baton service shares: settings, logs, traces, metrics, health, start and drain."""
 
 from baton.servicekit.api_keys import ApiKey, ApiKeys, KeyLimits, KeyRole, new_key, read_api_keys, watch_api_keys
 from baton.servicekit.errors import AddressUnavailableError, SecretFileError, ServicekitError, SettingsError, StartError, TlsError
-from baton.servicekit.groups import ListenSettings, LogSettings, TlsSettings, TraceSettings
+from baton.servicekit.groups import ListenSettings, LogSettings, MetricsSettings, TlsSettings, TraceSettings
 from baton.servicekit.identity import new_instance_id
 from baton.servicekit.lifecycle import Lifecycle, run
 from baton.servicekit.logs import configure_logs, get_logger
+from baton.servicekit.metrics import Buckets, FailedRoom, Metrics, configure_metrics
 from baton.servicekit.secret_file import watch_secrets
 from baton.servicekit.server import GrpcServer, join_address
 from baton.servicekit.settings import ServiceSettings, SettingsGroup
@@ -17,12 +18,16 @@ __all__ = [
     "AddressUnavailableError",
     "ApiKey",
     "ApiKeys",
+    "Buckets",
+    "FailedRoom",
     "GrpcServer",
     "KeyLimits",
     "KeyRole",
     "Lifecycle",
     "ListenSettings",
     "LogSettings",
+    "Metrics",
+    "MetricsSettings",
     "SecretFileError",
     "ServiceSettings",
     "ServicekitError",
@@ -37,6 +42,7 @@ __all__ = [
     "Tracing",
     "Watched",
     "configure_logs",
+    "configure_metrics",
     "configure_tracing",
     "extract",
     "extract_traceparent",

@@ -67,6 +67,27 @@ class TraceSettings(SettingsGroup):
     )
 
 
+class MetricsSettings(SettingsGroup):
+    """Where metrics go. How OTLP pushes is set by OpenTelemetry's own variables (OTEL_EXPORTER_OTLP_ENDPOINT, OTEL_METRIC_EXPORT_INTERVAL, ...)."""
+
+    prefix: ClassVar[str] = "metrics_"
+    exporter: tuple[Literal["none", "prometheus", "otlp"], ...] = Field(
+        default=("none",),
+        description="How metrics are had: prometheus scrapes the metrics port, otlp pushes; both may be named.",
+        json_schema_extra={"env": "OTEL_METRICS_EXPORTER"},
+    )
+    host: str | None = Field(default=None, description="Address of the metrics port; --host when not set.")
+    port: int = Field(default=9464, ge=0, le=65535, description="Port that Prometheus scrapes, at /metrics; 0 lets the system choose.")
+    tls: bool = Field(default=True, description="Whether the metrics port shows, and asks for, the certificates of --tls-*, where there are any.")
+
+    @field_validator("exporter")
+    @classmethod
+    def _check_exporter(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        if "none" in value and len(value) > 1:
+            raise ValueError("none stands alone")
+        return value
+
+
 class TlsSettings(SettingsGroup):
     """TLS of a service's gRPC port and of its channels to other services. Without files everything is plain text."""
 

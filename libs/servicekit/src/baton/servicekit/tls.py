@@ -102,6 +102,10 @@ class TlsFiles:
         """The same for a listening port of asyncio's; each connection that is made gets what the files say then."""
         return None if self._files.value.context is None else _Current(lambda: self._files.value.context)
 
+    def current_context(self) -> ssl.SSLContext | None:
+        """What a connection that is accepted now is to be encrypted with; None: plain text."""
+        return self._files.value.context
+
     def _read(self) -> _Set:
         material = read_material(self.settings)
         if material.chain is None or material.key is None:

@@ -60,14 +60,19 @@ def configure_tracing(settings: TraceSettings, *, service: str, instance_id: str
 def _processor(settings: TraceSettings) -> SpanProcessor:
     if settings.exporter == "console":
         return SimpleSpanProcessor(ConsoleSpanExporter(out=sys.stderr))
-    for name in ("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL", "OTEL_EXPORTER_OTLP_PROTOCOL"):
-        protocol = os.environ.get(name) or "grpc"
-        if protocol != "grpc":
-            raise SettingsError(f"{name}={protocol!r}: only grpc is supported; point OTEL_EXPORTER_OTLP_ENDPOINT at the collector's gRPC port")
+    check_otlp_protocol("TRACES")
     # imported here: a service without traces does not pay for the exporter's start-up
     from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import OTLPSpanExporter
 
     return BatchSpanProcessor(OTLPSpanExporter())
+
+
+def check_otlp_protocol(signal: str) -> None:
+    """Raises SettingsError for a protocol other than grpc. signal: TRACES or METRICS."""
+    for name in (f"OTEL_EXPORTER_OTLP_{signal}_PROTOCOL", "OTEL_EXPORTER_OTLP_PROTOCOL"):
+        protocol = os.environ.get(name) or "grpc"
+        if protocol != "grpc":
+            raise SettingsError(f"{name}={protocol!r}: only grpc is supported; point OTEL_EXPORTER_OTLP_ENDPOINT at the collector's gRPC port")
 
 
 def inject(metadata: Sequence[tuple[str, str]] = (), context: Context | None = None) -> list[tuple[str, str]]:
