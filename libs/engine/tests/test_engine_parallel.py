@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+from collections import Counter
 from datetime import timedelta
 
 import pytest
@@ -210,7 +211,7 @@ def test_an_error_of_who_hears_of_layers_ends_the_ranks_too(references, sharded)
 
 def test_ranks_that_draw_different_tokens_end_the_engine():
     class Runs:
-        depth, warm_lengths = 0, ()
+        depth, warm_lengths, launches = 0, (), Counter()
 
         def __init__(self, drawn):
             self.drawn = drawn

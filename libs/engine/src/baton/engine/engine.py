@@ -106,6 +106,7 @@ class Engine:
         self._num_computed_tokens = 0
         self._prompt_speed = PromptSpeed()
         self._last_progress = clock()
+        self._tell_step: Callable[[float, int, int], None] | None = None
 
     def add(self, request: Request) -> None:
         """Takes a room in. A request that can never fit is answered with a Failed event that has the numbers.
@@ -138,6 +139,7 @@ class Engine:
         pool_tokens = self.layout.num_pages * self.layout.page_size
         longest = min(self.max_model_len - 1, self._max_batched, pool_tokens - 1)
         run_unasked(self._runner, self.role, self.layout, longest)
+        self._runner.launches.clear()
 
     def on_milestones(self, tell: Callable[[list[EngineEvent]], None]) -> None:
         """`tell` gets, on the engine's thread, what is known before a forward pass and between its layers; the step does not return it again.
@@ -145,6 +147,10 @@ class Engine:
         Without it a room that is bootstrapped, or whose transfer has begun, would be known only when a whole chunk is computed.
         """
         self._tell_milestones = tell
+
+    def on_step(self, tell: Callable[[float, int, int], None]) -> None:
+        """`tell` gets, on the engine's thread, each step that has run: its seconds, its sequences, and its tokens. It returns at once."""
+        self._tell_step = tell
 
     def step(self) -> list[EngineEvent]:
         """Polls the port, launches at most one forward pass, reads those that have run, and returns everything that happened since the last
@@ -190,6 +196,7 @@ class Engine:
         stats.last_progress = self._last_progress
         stats.extra["computed_tokens"] = self._num_computed_tokens
         stats.extra["prompt_tokens_per_s"] = self._prompt_speed.tokens_per_s
+        stats.extra |= {f"launches_{way}": count for way, count in self._runner.launches.items()}
         return stats
 
     def _layer_done(self, plan: StepPlan) -> LayerDone | None:
@@ -215,8 +222,11 @@ class Engine:
         now, slices = self._clock(), launched.plan.slices
         self._steps += 1
         if launched.given_up.at is None:
-            self._num_computed_tokens += sum(piece.count for piece in slices)
-            self._prompt_speed.note(sum(piece.count for piece in slices if piece.count > 1), now - max(launched.began, self._last_progress))
+            num_tokens, took_s = sum(piece.count for piece in slices), now - max(launched.began, self._last_progress)
+            self._num_computed_tokens += num_tokens
+            self._prompt_speed.note(sum(piece.count for piece in slices if piece.count > 1), took_s)
+            if self._tell_step is not None:
+                self._tell_step(took_s, len(slices), num_tokens)
         self._last_progress = now
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 from typing import Protocol
 
@@ -34,6 +35,8 @@ class Runner(Protocol):
     depth: int
     #: Lengths of prompts whose first step costs more than their later ones.
     warm_lengths: tuple[int, ...]
+    #: Decode batches and chunks of prompts by how a GPU got them: "replayed" as a captured graph, or "launched" kernel by kernel. Empty on a CPU.
+    launches: Counter[str]
 
     def launch(self, plan: StepPlan, layer_done: LayerDone | None, given_up: GivenUp | None = None) -> Flight:
         """given_up: asked before each layer of prompts, and of decode steps that are not captured; once it says True nothing more is computed.
@@ -61,10 +64,12 @@ class CpuRunner:
 
     depth: int = 0
     warm_lengths: tuple[int, ...] = (32,)
+    launches: Counter[str]
 
     def __init__(self, model: LlamaModel, pool: KVPool) -> None:
         self._model = model
         self._pool = pool
+        self.launches = Counter()
 
     def launch(self, plan: StepPlan, layer_done: LayerDone | None, given_up: GivenUp | None = None) -> Done:
         tell = None if layer_done is None else lambda layer: layer_done(layer, None)

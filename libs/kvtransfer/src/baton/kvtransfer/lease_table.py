@@ -37,6 +37,9 @@ class LeaseTable:
         self._num_tombstones = num_tombstones
         self._next_generation = first_generation
         self.ignored: Counter[str] = Counter()
+        #: How leases became FREE: (state before, event) -> how many. And how many became QUARANTINED.
+        self.ended: Counter[tuple[LeaseState, LeaseEvent]] = Counter()
+        self.num_quarantined = 0
 
     def __len__(self) -> int:
         return len(self._leases)
@@ -114,9 +117,11 @@ class LeaseTable:
         if state is None:
             self.ignored[f"{lease.state.value}/{event.value}"] += 1
             return None
-        lease.state = state
+        before, lease.state = lease.state, state
+        self.num_quarantined += state is LeaseState.QUARANTINED
         if state is not LeaseState.FREE:
             return None
+        self.ended[before, event] += 1
         del self._leases[room]
         self._bury(room)
         return lease

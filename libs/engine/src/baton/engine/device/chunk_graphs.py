@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 from collections.abc import Sequence as List
 from contextlib import suppress
@@ -59,6 +60,7 @@ class ChunkGraphs:
         self._one_each = torch.arange(MAX_SEQUENCES + 1, dtype=torch.int32, device=device) if deterministic else None
         self._graphs: dict[int, list[tuple[int, torch.cuda.CUDAGraph]]] = {}
         self._logits: dict[int, Tensor] = {}
+        self.launches: Counter[str] = Counter()
 
     def takes(self, chunk: Chunk) -> bool:
         return chunk.num_rows <= self._sizes[-1] and len(chunk.lengths) <= MAX_SEQUENCES
@@ -85,6 +87,7 @@ class ChunkGraphs:
         """[samples, vocabulary] in the model's dtype; None when nothing is drawn, and when it was given up. The next run overwrites it."""
         size = next(size for size in self._sizes if size >= chunk.num_rows)
         self._put(size, chunk)
+        self.launches["replayed" if size in self._graphs else "launched"] += 1
         launch = self._replay if size in self._graphs else self._compute
         logits = launch(size, layer_done, given_up, bool(chunk.sampled))
         return None if logits is None or not chunk.sampled else logits[: len(chunk.sampled)]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 from collections.abc import Sequence as List
 from itertools import pairwise
@@ -34,6 +35,7 @@ class Prompts:
         self._pool = pool
         self._graphs = graphs
         self._deterministic = deterministic
+        self.launches: Counter[str] = Counter() if graphs is None else graphs.launches
 
     @torch.inference_mode()
     def run(self, slices: List[Slice], layer_done: Callable[[int], None] | None, given_up: GivenUp | None = None) -> Tensor | None:
@@ -43,6 +45,7 @@ class Prompts:
         if self._graphs is not None and self._graphs.takes(chunk):
             logits = self._graphs.run(chunk, layer_done, given_up)
         else:
+            self.launches["launched"] += 1
             logits = self._launch(chunk, layer_done, given_up)
         return None if logits is None else self._draw(logits, [piece for piece in slices if piece.samples])
 

@@ -94,6 +94,8 @@ class DeviceRunner:
         if role is not Role.PREFILL:
             self._seats = Seats(2 * max_running, max_pages, self._device)
             self._steps = DecodeSteps(model, pool, self._seats, batch_sizes(max_running), deterministic=deterministic, capture=on_graphs)
+            self._steps.launches = self._prompts.launches
+        self.launches = self._prompts.launches
         with self._on_stream():
             if self._steps is not None:
                 self._steps.prepare()

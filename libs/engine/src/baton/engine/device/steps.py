@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence as List
 from contextlib import nullcontext
 
@@ -39,6 +40,7 @@ class DecodeSteps:
         self._starts = torch.arange(self._sizes[-1] + 1, dtype=torch.int32, device=device)
         self._seated: list[int] = []
         self._graphs: dict[int, torch.cuda.CUDAGraph] = {}
+        self.launches: Counter[str] = Counter()
 
     @torch.inference_mode()
     def prepare(self) -> None:
@@ -67,6 +69,7 @@ class DecodeSteps:
             self._batch[:size].copy_(upload(padded, torch.int64, self._batch.device))
             self._seated[:size] = padded
         graph = self._graphs.get(size)
+        self.launches["launched" if graph is None else "replayed"] += 1
         if graph is None:
             self._compute(size)
         else:

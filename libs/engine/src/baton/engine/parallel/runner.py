@@ -33,6 +33,7 @@ class ShardedRunner:
         self._runners = ranks.run(make)
         self.depth = self._runners[0].depth
         self.warm_lengths = self._runners[0].warm_lengths
+        self.launches = self._runners[0].launches
 
     def launch(self, plan: StepPlan, layer_done: LayerDone | None, given_up: GivenUp | None = None) -> ShardedFlight:
         """Returns when every rank has launched: until then they read the plan's sequences, which only the caller's thread changes.

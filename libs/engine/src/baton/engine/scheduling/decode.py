@@ -142,7 +142,12 @@ class DecodeScheduler:
             waiting=len(self._waiting),
             running=len(self._running),
             tokens_in_flight=self._running.num_tokens + sum(len(state.sequence.tokens) for state in self._in_transfer()),
-            extra=self._running.counts() | {"pending_prompt_tokens": self._pending_prompt_tokens(), "local_prefills": self._num_local},
+            extra=self._running.counts()
+            | {
+                "pending_prompt_tokens": self._pending_prompt_tokens(),
+                "local_prefills": self._num_local,
+                "in_transfer": sum(state.stage in (Stage.RESERVED, Stage.PUBLISHED, Stage.ABORTING) for state in self._rooms.values()),
+            },
         )
 
     def _pending_prompt_tokens(self) -> int:

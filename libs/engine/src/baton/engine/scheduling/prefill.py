@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+from collections import Counter
 from collections.abc import Sequence as List
 from dataclasses import dataclass
 
@@ -185,14 +186,21 @@ class PrefillScheduler:
         return bool(self._events or self._later or self._computing) or self._waiting.find(self._fits) is not None or self._early() is not None
 
     def stats(self) -> EngineStats:
+        stages = Counter(state.stage for state in self._rooms.values())
+        pending = (state.sequence for state in self._rooms.values() if state.stage in (Stage.BOOTSTRAPPING, Stage.WAITING, Stage.COMPUTING))
         return EngineStats(
             total_pages=self._allocator.num_pages,
             free_pages=self._allocator.num_free,
             running_pages=sum(state.sequence.pages.num_pages for state in self._rooms.values()),
             rooms=len(self._rooms),
-            waiting=sum(state.stage in (Stage.BOOTSTRAPPING, Stage.WAITING) for state in self._rooms.values()),
+            waiting=stages[Stage.BOOTSTRAPPING] + stages[Stage.WAITING],
             running=len(self._computing),
             tokens_in_flight=sum(len(state.sequence.tokens) for state in self._rooms.values() if state.sequence.pages.num_pages),
+            extra={
+                "bootstrapping": stages[Stage.BOOTSTRAPPING],
+                "in_transfer": stages[Stage.SENDING] + stages[Stage.CLOSING],
+                "pending_tokens": sum(sequence.length - sequence.num_computed for sequence in pending),
+            },
         )
 
     def _fits(self, sequence: Sequence) -> bool:
