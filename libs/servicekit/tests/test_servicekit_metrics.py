@@ -14,7 +14,17 @@ import pytest
 import trustme
 from prometheus_client.parser import text_string_to_metric_families
 
-from baton.servicekit import AddressUnavailableError, FailedRoom, Metrics, MetricsSettings, SettingsError, TlsFiles, TlsSettings, configure_metrics
+from baton.servicekit import (
+    AddressUnavailableError,
+    FailedRoom,
+    ListenSettings,
+    Metrics,
+    MetricsSettings,
+    SettingsError,
+    TlsFiles,
+    TlsSettings,
+    configure_metrics,
+)
 from baton.servicekit.metrics import INSTRUMENTS, transport_label
 from baton.servicekit.metrics.instruments import CAUSES, OTHER
 from baton.servicekit.metrics.listener import MAX_CONNECTIONS
@@ -49,7 +59,7 @@ def test_what_is_recorded_observed_and_counted_is_scraped() -> None:
     for gap in (0.001, 0.0011, 9.0):
         gaps.add(gap)
     gaps.add_zeros(2)
-    address = metrics.listen(HERE, "127.0.0.1", lambda: None)["metrics"]
+    address = metrics.listen(HERE, ListenSettings(), lambda: None)["metrics"]
     found = scraped(address)
     role = ("role", "gateway")
     assert found["baton_requests_refused_total"] == {(("cause", "overloaded"), role): 1, (("cause", OTHER), role): 2}
@@ -72,7 +82,7 @@ def test_failures_are_three_counters_that_begin_at_zero() -> None:
     metrics = made("decode")
     failures: Counter[FailedRoom] = Counter()
     metrics.observe_failures(failures)
-    address = metrics.listen(HERE, "127.0.0.1", lambda: None)["metrics"]
+    address = metrics.listen(HERE, ListenSettings(), lambda: None)["metrics"]
 
     def counts() -> dict[str, float]:
         found = scraped(address)
@@ -99,7 +109,7 @@ def test_off_is_nothing_at_all() -> None:
     assert metrics.buckets("baton.request.inter_token_latency") is None
     metrics.recorder("baton.requests.refused").record(1, cause="overloaded")
     metrics.observe("baton.queue.length", list)
-    assert metrics.listen(MetricsSettings(), "127.0.0.1", lambda: None) == {}
+    assert metrics.listen(MetricsSettings(), ListenSettings(), lambda: None) == {}
     metrics.shutdown()
 
 
@@ -137,7 +147,7 @@ def test_transports(path: str, label: str) -> None:
 def test_the_port_is_bounded_answers_side_by_side_and_only_one_path() -> None:
     metrics = made()
     metrics.observe_one("baton.routes", lambda: 4)
-    address = metrics.listen(HERE, "127.0.0.1", lambda: None)["metrics"]
+    address = metrics.listen(HERE, ListenSettings(), lambda: None)["metrics"]
     answers: list[float] = []
     threads = [threading.Thread(target=lambda: answers.append(sum(scraped(address)["baton_routes"].values()))) for _ in range(MAX_CONNECTIONS // 2)]
     for thread in threads:
@@ -149,7 +159,7 @@ def test_the_port_is_bounded_answers_side_by_side_and_only_one_path() -> None:
         urllib.request.urlopen(f"http://{address}/", timeout=10)
     port = int(address.rpartition(":")[2])
     with pytest.raises(AddressUnavailableError, match="--metrics-port"):
-        made().listen(MetricsSettings(exporter=("prometheus",), port=port), "127.0.0.1", lambda: None)
+        made().listen(MetricsSettings(exporter=("prometheus",), port=port), ListenSettings(), lambda: None)
     metrics.shutdown()
 
 
@@ -161,7 +171,7 @@ def test_the_port_shows_and_asks_for_certificates(tmp_path: Path) -> None:
     files = TlsFiles(TlsSettings(cert_file=tmp_path / "cert", key_file=tmp_path / "key", ca_file=tmp_path / "ca"))
     metrics = made()
     metrics.observe_one("baton.routes", lambda: 4)
-    address = metrics.listen(HERE, "127.0.0.1", files.current_context)["metrics"]
+    address = metrics.listen(HERE, ListenSettings(), files.current_context)["metrics"]
     context = ssl.create_default_context()
     authority.configure_trust(context)
     with pytest.raises(OSError):  # noqa: PT011 # whichever way the handshake fails
@@ -171,7 +181,7 @@ def test_the_port_shows_and_asks_for_certificates(tmp_path: Path) -> None:
     metrics.shutdown()
     plain = made()
     plain.observe_one("baton.routes", lambda: 4)
-    address = plain.listen(MetricsSettings(exporter=("prometheus",), port=0, tls=False), "127.0.0.1", files.current_context)["metrics"]
+    address = plain.listen(MetricsSettings(exporter=("prometheus",), port=0, tls=False), ListenSettings(), files.current_context)["metrics"]
     assert scraped(address)
     plain.shutdown()
 

@@ -3,10 +3,12 @@
 from baton.workerkit.errors import HostStoppedError, RefusedError, WorkerError
 from baton.workerkit.fingerprint import as_mapping, differences, fingerprint_to_wire
 from baton.workerkit.front import Description, WorkerFront
+from baton.workerkit.gpu import GpuMetrics
 from baton.workerkit.groups import EngineSettings, TransferSettings
 from baton.workerkit.host import EngineHost, HostedEngine
 from baton.workerkit.intake import DecodePeer, Limits, PrefillPeer
 from baton.workerkit.joining.settings import JoinSettings
+from baton.workerkit.metrics import StepMetrics
 from baton.workerkit.page_hash import HostPageHash, PageHash
 from baton.workerkit.progress import ProgressWatch
 from baton.workerkit.reaper import Reaper
@@ -18,6 +20,7 @@ __all__ = [
     "Description",
     "EngineHost",
     "EngineSettings",
+    "GpuMetrics",
     "HostPageHash",
     "HostStoppedError",
     "HostedEngine",
@@ -29,6 +32,7 @@ __all__ = [
     "Reaper",
     "RefusedError",
     "RefusingInference",
+    "StepMetrics",
     "TransferSettings",
     "WorkerError",
     "WorkerFront",

@@ -11,14 +11,15 @@ from typing import TypeVar
 
 from opentelemetry import trace
 
-from baton.engine.types import EngineEvent, Failed, Failure, Role, Token
-from baton.servicekit import extract_traceparent, get_logger
+from baton.engine.types import EngineEvent, Failed, Failure, KVReady, Role, Token, Transferred
+from baton.servicekit import FailedRoom, Metrics, extract_traceparent, get_logger
 from baton.wire.status import stage_name
 from baton.wire.v1 import common_pb2, worker_pb2
 from baton.workerkit.convert import ROLES, event_to_wire, failure_to_wire, load_to_wire
 from baton.workerkit.errors import HostStoppedError, RefusedError
 from baton.workerkit.host import Batch, EngineHost
 from baton.workerkit.intake import Limits, take
+from baton.workerkit.metrics import TransferMetrics, observe_engine, observe_front
 from baton.workerkit.reaper import Reaper
 from baton.workerkit.rooms import OpenRoom, RoomTable, ends, open_room
 from baton.workerkit.session import GatewaySession
@@ -60,6 +61,7 @@ class WorkerFront:
         on_refused: Callable[[int, Failure], None] | None = None,
         on_peers: Callable[[frozenset[str]], None] | None = None,
         on_lost: Callable[[BaseException], None] | None = None,
+        metrics: Metrics | None = None,
     ) -> None:
         self._host = host
         self._limits = limits
@@ -80,6 +82,12 @@ class WorkerFront:
         self.draining = False
         self._drain_begun = asyncio.Event()
         self.counters: Counter[str] = Counter()
+        self._failures: Counter[FailedRoom] = Counter()
+        self._transfers: TransferMetrics | None = None
+        if metrics is not None and metrics.enabled:
+            self._transfers = TransferMetrics(metrics, limits.role)
+            observe_engine(metrics, host, limits.role)
+            observe_front(metrics, self.counters, self._failures, lambda: len(self._rooms))
 
     # --- life -----------------------------------------------------------------------------------------------------------------
 
@@ -270,16 +278,33 @@ class WorkerFront:
             wire.failed.elapsed_ms = round(self._at_ms(entry, at))
             wire.failed.allowed_ms = entry.allowed_ms
             entry.span.set_status(trace.StatusCode.ERROR, event.failure.message)
-            self.counters[f"failed/{event.failure.origin}/{stage_name(entry.stage)}/{event.failure.cause}"] += 1
+            self._count_failure(entry, event.failure)
+        else:
+            self.counters["succeeded"] += 1
         entry.span.end()
         entry.owner.event(wire)
         self._rooms.remove(entry.room)
         if not len(self._rooms):
             self._idle.set()
 
+    def _count_failure(self, entry: OpenRoom[GatewaySession], failure: Failure) -> None:
+        role, stage = self._limits.role, stage_name(entry.stage)
+        self.counters[f"failed/{failure.origin}/{stage}/{failure.cause}"] += 1
+        is_split = role is not Role.PLAIN and not entry.request.local
+        peer = "none" if not is_split else "decode" if role is Role.PREFILL else "prefill"
+        self._failures[FailedRoom(failure.origin, stage, failure.cause, peer, is_split)] += 1
+
+    def _measure(self, event: EngineEvent) -> None:
+        if self._transfers is not None:
+            if isinstance(event, Transferred):
+                self._transfers.transferred(event.stats)
+            elif isinstance(event, KVReady):
+                self._transfers.landed(event)
+
     def _note(self, entry: OpenRoom[GatewaySession], event: EngineEvent, at: float) -> None:
         name = type(event).__name__
         entry.span.add_event(name)
+        self._measure(event)
         if isinstance(event, Failed):
             failure = event.failure
             log.warning(

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 from baton.decode.bootstrap_session import make_hello
 from baton.decode.config import DecodeSettings, load_settings
 from baton.decode.importer import Importer
+from baton.decode.metrics import observe_importer
 from baton.decode.peer import Doors
 from baton.decode.peers import PeerSet
 from baton.decode.sampling import DigestSampler
@@ -24,11 +25,13 @@ from baton.kvtransfer.identity import Identity
 from baton.servicekit import (
     GrpcServer,
     Lifecycle,
+    Metrics,
     SettingsError,
     StartError,
     TlsFiles,
     Tracing,
     configure_logs,
+    configure_metrics,
     configure_tracing,
     get_logger,
     join_address,
@@ -37,7 +40,18 @@ from baton.servicekit import (
 )
 from baton.wire.channel import SERVER_OPTIONS
 from baton.wire.v1 import common_pb2
-from baton.workerkit import Description, EngineHost, HostPageHash, Limits, PageHash, WorkerFront, as_mapping, fingerprint_to_wire
+from baton.workerkit import (
+    Description,
+    EngineHost,
+    GpuMetrics,
+    HostPageHash,
+    Limits,
+    PageHash,
+    StepMetrics,
+    WorkerFront,
+    as_mapping,
+    fingerprint_to_wire,
+)
 from baton.workerkit.serving import add_services, engine_lost, serve_until_stopped
 
 if TYPE_CHECKING:
@@ -89,17 +103,19 @@ def main(argv: Sequence[str] | None = None) -> int:
         instance_id = settings.listen.instance_id or new_instance_id(settings.role)
         configure_logs(settings.log, service="decode", instance_id=instance_id)
         tracing = configure_tracing(settings.traces, service="decode", instance_id=instance_id)
+        metrics = configure_metrics(settings.metrics, service="decode", instance_id=instance_id, role=settings.role)
     except SettingsError as error:
         print(f"baton-decode: {error}", file=sys.stderr)  # noqa: T201
         return 2
     try:
-        serve = partial(_serve, settings=settings, instance_id=instance_id, tracing=tracing)
+        serve = partial(_serve, settings=settings, instance_id=instance_id, tracing=tracing, metrics=metrics)
         return run(serve, service="decode", instance_id=instance_id, listen=settings.listen)
     finally:
         tracing.shutdown()
+        metrics.shutdown()
 
 
-async def _serve(life: Lifecycle, *, settings: DecodeSettings, instance_id: str, tracing: Tracing) -> None:
+async def _serve(life: Lifecycle, *, settings: DecodeSettings, instance_id: str, tracing: Tracing, metrics: Metrics) -> None:
     receiver: _Receiver | None = None
     tls = TlsFiles(settings.tls)
     async with AsyncExitStack() as undo:
@@ -112,7 +128,7 @@ async def _serve(life: Lifecycle, *, settings: DecodeSettings, instance_id: str,
             engine = await asyncio.to_thread(_make_engine, loaded, receiver)
         except (EngineError, TransferError) as error:
             raise StartError(str(error)) from error
-        await _serve_engine(life, engine, loaded, receiver, settings, instance_id, tracing, tls)
+        await _serve_engine(life, engine, loaded, receiver, settings, instance_id, tracing, metrics, tls)
 
 
 def _load(settings: DecodeSettings) -> _Model:
@@ -181,14 +197,18 @@ async def _serve_engine(
     settings: DecodeSettings,
     instance_id: str,
     tracing: Tracing,
+    metrics: Metrics,
     tls: TlsFiles,
 ) -> None:
     listen = settings.listen
     server = GrpcServer(listen.host, listen.port, tls=tls, options=SERVER_OPTIONS)
     host = EngineHost(engine)
+    engine.on_step(StepMetrics(metrics).step)
+    GpuMetrics(metrics, settings.engine.transfer_devices())
     clocks = [life.watch(asyncio.create_task(tls.run(), name="clock of TLS files"))]
     if receiver is not None:
         receiver.importer.on_wake(host.wake)
+        observe_importer(metrics, receiver.importer, receiver.peers)
         clocks.append(life.watch(asyncio.create_task(receiver.peers.run(receiver.importer.tick), name="clock of leases")))
     front = WorkerFront(
         host,
@@ -198,6 +218,7 @@ async def _serve_engine(
         tracer=tracing.tracer("baton.decode"),
         on_peers=receiver.peers.name if receiver is not None else None,
         on_lost=engine_lost(life),
+        metrics=metrics,
     )
     if receiver is not None:
         receiver.peers.on_change(front.peers_changed)
@@ -206,6 +227,7 @@ async def _serve_engine(
     try:
         await server.start()
         addresses = {"grpc": join_address(listen.advertised_host(), server.port)}
+        addresses |= metrics.listen(settings.metrics, listen, tls.current_context)
         await serve_until_stopped(
             life,
             server,

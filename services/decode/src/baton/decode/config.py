@@ -9,7 +9,7 @@ from typing import ClassVar, Literal
 
 from pydantic import Field
 
-from baton.servicekit import ListenSettings, LogSettings, ServiceSettings, TlsSettings, TraceSettings
+from baton.servicekit import ListenSettings, LogSettings, MetricsSettings, ServiceSettings, TlsSettings, TraceSettings
 from baton.workerkit import EngineSettings, JoinSettings, TransferSettings
 
 #: Prompt tokens beside the answers of one decode step, when nobody says how many.
@@ -36,6 +36,7 @@ class DecodeSettings(ServiceSettings):
     join: JoinSettings = JoinSettings()
     log: LogSettings = LogSettings()
     traces: TraceSettings = TraceSettings()
+    metrics: MetricsSettings = MetricsSettings(port=9466)
     tls: TlsSettings = TlsSettings()
 
     def prompt_budget(self) -> int | None:

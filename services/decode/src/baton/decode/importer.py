@@ -18,7 +18,7 @@ from baton.decode.sampling import DigestSampler
 from baton.engine.layout import KVLayout
 from baton.engine.ports import ImportEvent, Reservation
 from baton.engine.types import Failure, Request
-from baton.kvtransfer import Inbox, LeaseState
+from baton.kvtransfer import Inbox, LeaseState, LeaseTable
 from baton.servicekit import get_logger
 from baton.workerkit import DecodePeer, PageHash
 
@@ -52,6 +52,11 @@ class Importer:
     @property
     def counters(self) -> Counter[str]:
         return self._rooms.counters
+
+    @property
+    def leases(self) -> LeaseTable:
+        """Whose counts may be read from any thread; nothing else of it."""
+        return self._rooms.leases
 
     # --- the engine's thread --------------------------------------------------------------------------------------------------
 

@@ -93,12 +93,13 @@ class PrefillPeer:
         await asyncio.gather(*self._fences)
 
     def state(self) -> worker_pb2.PeerState:
-        """What gateways are told."""
-        if self.link is None:
+        """What gateways are told. From any thread."""
+        link = self.link
+        if link is None:
             return worker_pb2.PeerState(bootstrap_address=self.address, problem=self.problem)
         return worker_pb2.PeerState(
             bootstrap_address=self.address,
-            prefill_instance_id=self.link.instance_id,
+            prefill_instance_id=link.instance_id,
             transport=self.transport,
             gigabytes_per_s=self.gigabytes_per_s,
         )

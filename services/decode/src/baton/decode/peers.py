@@ -17,7 +17,7 @@ TICK_S = 0.2
 
 
 class PeerSet:
-    """`find` may be called from any thread; everything else on the event loop.
+    """`find` and `states` may be called from any thread; everything else on the event loop.
 
     linger_s: how long a peer that no gateway names any more stays connected: a gateway that restarts finds its pairs as they were.
     tick: called with time.monotonic() on this set's clock.
@@ -38,7 +38,11 @@ class PeerSet:
         self._on_change = tell
 
     def changed(self) -> None:
-        self._on_change(worker_pb2.PeerStates(peers=[peer.state() for peer in self._peers.values()]))
+        self._on_change(worker_pb2.PeerStates(peers=self.states()))
+
+    def states(self) -> list[worker_pb2.PeerState]:
+        """Of every pair, as it is now. From any thread."""
+        return [peer.state() for peer in list(self._peers.values())]
 
     def open(self, doors: Doors) -> None:
         """Before anything is sought: the importer and the set need one another."""

@@ -16,15 +16,18 @@ from baton.kvtransfer import AgentConfig, RankMemories, TransferError, digest, o
 from baton.prefill.bootstrap import BootstrapServicer, Here
 from baton.prefill.config import PrefillSettings, load_settings
 from baton.prefill.exporter import Exporter
+from baton.prefill.metrics import observe_exporter
 from baton.prefill.ticket_gate import TicketGate
 from baton.servicekit import (
     GrpcServer,
     Lifecycle,
+    Metrics,
     SettingsError,
     StartError,
     TlsFiles,
     Tracing,
     configure_logs,
+    configure_metrics,
     configure_tracing,
     get_logger,
     join_address,
@@ -35,7 +38,18 @@ from baton.servicekit import (
 from baton.wire.channel import SERVER_OPTIONS
 from baton.wire.ticket import TicketKeys
 from baton.wire.v1 import bootstrap_pb2_grpc, common_pb2
-from baton.workerkit import Description, EngineHost, HostPageHash, Limits, PageHash, WorkerFront, as_mapping, fingerprint_to_wire
+from baton.workerkit import (
+    Description,
+    EngineHost,
+    GpuMetrics,
+    HostPageHash,
+    Limits,
+    PageHash,
+    StepMetrics,
+    WorkerFront,
+    as_mapping,
+    fingerprint_to_wire,
+)
 from baton.workerkit.serving import add_services, engine_lost, serve_until_stopped
 
 if TYPE_CHECKING:
@@ -62,24 +76,26 @@ def main(argv: Sequence[str] | None = None) -> int:
         instance_id = settings.listen.instance_id or new_instance_id("prefill")
         configure_logs(settings.log, service="prefill", instance_id=instance_id)
         tracing = configure_tracing(settings.traces, service="prefill", instance_id=instance_id)
+        metrics = configure_metrics(settings.metrics, service="prefill", instance_id=instance_id)
     except SettingsError as error:
         print(f"baton-prefill: {error}", file=sys.stderr)  # noqa: T201
         return 2
     try:
-        serve = partial(_serve, settings=settings, instance_id=instance_id, tracing=tracing)
+        serve = partial(_serve, settings=settings, instance_id=instance_id, tracing=tracing, metrics=metrics)
         return run(serve, service="prefill", instance_id=instance_id, listen=settings.listen)
     finally:
         tracing.shutdown()
+        metrics.shutdown()
 
 
-async def _serve(life: Lifecycle, *, settings: PrefillSettings, instance_id: str, tracing: Tracing) -> None:
+async def _serve(life: Lifecycle, *, settings: PrefillSettings, instance_id: str, tracing: Tracing, metrics: Metrics) -> None:
     undo = ExitStack()
     try:
         try:
             machine = await asyncio.to_thread(_build, settings, instance_id, undo)
         except (EngineError, TransferError) as error:
             raise StartError(str(error)) from error
-        await _serve_machine(life, machine, settings, instance_id, tracing)
+        await _serve_machine(life, machine, settings, instance_id, tracing, metrics)
     finally:
         await asyncio.to_thread(undo.close)
 
@@ -116,7 +132,7 @@ def _build(settings: PrefillSettings, instance_id: str, undo: ExitStack) -> _Mac
     return _Machine(memories, layout, exporter, engine, mark, prepared.model.config.vocab_size)
 
 
-async def _serve_machine(life: Lifecycle, machine: _Machine, settings: PrefillSettings, instance_id: str, tracing: Tracing) -> None:
+async def _serve_machine(life: Lifecycle, machine: _Machine, settings: PrefillSettings, instance_id: str, tracing: Tracing, metrics: Metrics) -> None:
     listen, engine = settings.listen, machine.engine
     tls = TlsFiles(settings.tls)
     secrets = None
@@ -128,6 +144,9 @@ async def _serve_machine(life: Lifecycle, machine: _Machine, settings: PrefillSe
     bootstrap_server.add(bootstrap_pb2_grpc.add_BootstrapServicer_to_server, bootstrap, "baton.v1.Bootstrap")
     server = GrpcServer(listen.host, listen.port, tls=tls, options=SERVER_OPTIONS)
     host = EngineHost(engine)
+    engine.on_step(StepMetrics(metrics).step)
+    GpuMetrics(metrics, settings.engine.transfer_devices())
+    observe_exporter(metrics, machine.exporter)
     machine.exporter.on_wake(host.wake)
     await bootstrap_server.start()
     bootstrap_address = join_address(listen.advertised_host(), bootstrap_server.port)
@@ -139,6 +158,7 @@ async def _serve_machine(life: Lifecycle, machine: _Machine, settings: PrefillSe
         tracer=tracing.tracer("baton.prefill"),
         on_refused=machine.exporter.refuse,
         on_lost=engine_lost(life),
+        metrics=metrics,
     )
     add_services(server, front, Role.PREFILL)
     front.start()
@@ -150,6 +170,7 @@ async def _serve_machine(life: Lifecycle, machine: _Machine, settings: PrefillSe
         await server.start()
         await bootstrap_server.set_serving(True)
         addresses = {"grpc": join_address(listen.advertised_host(), server.port), "bootstrap": bootstrap_address}
+        addresses |= metrics.listen(settings.metrics, listen, tls.current_context)
         await serve_until_stopped(
             life, server, front, host, addresses, stall_limit_s=settings.engine.stall_limit_s, join=settings.join, tls=settings.tls
         )

@@ -10,7 +10,7 @@ from typing import ClassVar
 
 from pydantic import Field
 
-from baton.servicekit import ListenSettings, LogSettings, ServiceSettings, TlsSettings, TraceSettings
+from baton.servicekit import ListenSettings, LogSettings, MetricsSettings, ServiceSettings, TlsSettings, TraceSettings
 from baton.workerkit import EngineSettings, JoinSettings, TransferSettings
 
 
@@ -31,6 +31,7 @@ class PrefillSettings(ServiceSettings):
     join: JoinSettings = JoinSettings()
     log: LogSettings = LogSettings()
     traces: TraceSettings = TraceSettings()
+    metrics: MetricsSettings = MetricsSettings(port=9465)
     tls: TlsSettings = TlsSettings()
 
 

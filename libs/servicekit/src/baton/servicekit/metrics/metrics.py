@@ -12,7 +12,7 @@ from opentelemetry.sdk.metrics.view import ExplicitBucketHistogramAggregation, V
 from opentelemetry.sdk.resources import Resource
 from prometheus_client import CollectorRegistry
 
-from baton.servicekit.groups import MetricsSettings
+from baton.servicekit.groups import ListenSettings, MetricsSettings
 from baton.servicekit.metrics.buckets import Buckets
 from baton.servicekit.metrics.instruments import BY_NAME, INSTRUMENTS, ORIGINS, OTHER, Instrument
 from baton.servicekit.metrics.listener import Context, MetricsListener
@@ -117,16 +117,19 @@ class Metrics:
             self.observe("baton.bootstrap.failed", lambda: _failures(failures, "peer", "BOOTSTRAPPING"))
             self.observe("baton.transfer.failed", lambda: _failures(failures, "peer", "WAITING", "TRANSFERRING"))
 
-    def listen(self, settings: MetricsSettings, host: str, context: Context) -> dict[str, str]:
-        """Opens the port that Prometheus scrapes, if it shall; returns it as {"metrics": "host:port"} or nothing. host: where the service listens.
+    def listen(self, settings: MetricsSettings, listen: ListenSettings, context: Context, *, port_offset: int = 0) -> dict[str, str]:
+        """Opens the port that Prometheus scrapes, if it shall; returns it as {"metrics": "host:port"} or nothing.
+
+        listen: where the service listens. port_offset: added to the port, where several processes of a service need one each.
 
         Raises AddressUnavailableError.
         """
         if not self.is_scraped:
             return {}
-        host = settings.host or host
-        self._listener = MetricsListener(host, settings.port, self._registry, context if settings.tls else lambda: None)
-        return {"metrics": join_address(host, self._listener.port)}
+        host = settings.host or listen.host
+        port = settings.port + port_offset if settings.port else 0
+        self._listener = MetricsListener(host, port, self._registry, context if settings.tls else lambda: None)
+        return {"metrics": join_address(listen.model_copy(update={"host": host}).advertised_host(), self._listener.port)}
 
     def shutdown(self) -> None:
         """Pushes what is left and closes the port. Idempotent. Blocks up to the exporter's timeout: call it off the event loop."""
