@@ -26,6 +26,7 @@ from baton.gateway.http.protocol import HttpLimits
 from baton.gateway.http.server import HttpServer
 from baton.gateway.inference import LAST_WORDS_S, Inference
 from baton.gateway.local_prefill import LocalPrefill
+from baton.gateway.metrics import GatewayMetrics
 from baton.gateway.model_folder import read_model_folder
 from baton.gateway.processes.parent import Parent
 from baton.gateway.retry import RetryPolicy
@@ -41,11 +42,13 @@ from baton.servicekit import (
     GrpcServer,
     KeyLimits,
     Lifecycle,
+    Metrics,
     SettingsError,
     TlsFiles,
     Tracing,
     Watched,
     configure_logs,
+    configure_metrics,
     configure_tracing,
     get_logger,
     join_address,
@@ -70,8 +73,11 @@ FIRST_ROUTE_S = 3.0
 class Gateway:
     """Everything of one gateway. `start`, then `drain`, then `stop`, on one event loop."""
 
-    def __init__(self, settings: GatewaySettings, tokenizer: PromptTokenizer, tracing: Tracing, instance_id: str) -> None:
+    def __init__(
+        self, settings: GatewaySettings, tokenizer: PromptTokenizer, tracing: Tracing, instance_id: str, metrics: Metrics | None = None
+    ) -> None:
         self._settings = settings
+        self._open_metrics = metrics or Metrics((), service="gateway", role="gateway", instance_id=instance_id)
         self._instance_id = instance_id
         self._tokenizer = tokenizer
         self._changes: asyncio.Queue[bool] = asyncio.Queue()
@@ -90,6 +96,7 @@ class Gateway:
         self.gate = Gate(self.rooms, max_queue=settings.max_queue, queue_timeout_s=settings.queue_timeout_s)
         self.rooms.on_free = self.gate.room_freed
         self.shares = Shares()
+        self.metrics = GatewayMetrics(self._open_metrics, self.rooms, self.gate, self.fleet)
         inference = Inference(
             model_name=settings.served_name,
             tokenizer=tokenizer,
@@ -101,6 +108,7 @@ class Gateway:
                 settings.max_buffered_tokens,
                 LocalPrefill(settings.local_prefill_max_tokens),
                 self._ticket_office(),
+                self.metrics.gaps,
             ),
             gate=self.gate,
             shares=self.shares,
@@ -108,6 +116,7 @@ class Gateway:
             unread_timeout_s=settings.unread_timeout_s,
             retry_policy=RetryPolicy(settings.retries, settings.kv_load_failure_policy),
             tracer=tracing.tracer("baton.gateway"),
+            metrics=self.metrics,
         )
         shares_ports = settings.process_index is not None
         options = dict(SERVER_OPTIONS) | grpc_limits(settings) | {"grpc.so_reuseport": int(shares_ports)}
@@ -181,11 +190,18 @@ class Gateway:
         self._tasks += [asyncio.create_task(files.run(), name="clock of TLS files") for files in (self._tls, self._front_tls)]
         for task in self._tasks:
             task.add_done_callback(self._task_ended)
-        return {"grpc": self._advertised_grpc(), "http": join_address(self._advertised_http_host(), self.http.port)}
+        addresses = {"grpc": self._advertised_grpc(), "http": join_address(self._advertised_http_host(), self.http.port)}
+        return addresses | self._listen_for_scrapes()
 
     async def _listen(self) -> None:
         await self.grpc.start()
         await self.http.start()
+
+    def _listen_for_scrapes(self) -> dict[str, str]:
+        """Each of several processes has a port of its own: a scrape must reach the same one again."""
+        settings = self._settings
+        index = settings.process_index or 0
+        return self._open_metrics.listen(settings.metrics, settings.listen, self._tls.current_context, port_offset=index)
 
     def _task_ended(self, task: asyncio.Task[None]) -> None:
         if not task.cancelled():
@@ -250,10 +266,15 @@ def http_limits(settings: GatewaySettings) -> HttpLimits:
 
 @contextlib.asynccontextmanager
 async def running(
-    settings: GatewaySettings, tokenizer: PromptTokenizer, tracing: Tracing, instance_id: str, on_failure: Callable[[BaseException], None]
+    settings: GatewaySettings,
+    tokenizer: PromptTokenizer,
+    tracing: Tracing,
+    instance_id: str,
+    on_failure: Callable[[BaseException], None],
+    metrics: Metrics | None = None,
 ) -> AsyncIterator[tuple[Gateway, dict[str, str]]]:
     """A gateway that listens, and its addresses; stopped on leaving, by whatever road. It closes `tokenizer`."""
-    gateway = Gateway(settings, tokenizer, tracing, instance_id)
+    gateway = Gateway(settings, tokenizer, tracing, instance_id, metrics)
     try:
         yield gateway, await gateway.start(on_failure)
     finally:
@@ -269,13 +290,14 @@ def main() -> int:
         if settings.starts_others:
             return lead(settings, instance_id)
         tracing = configure_tracing(settings.traces, service="gateway", instance_id=instance_id)
+        metrics = configure_metrics(settings.metrics, service="gateway", instance_id=instance_id)
         tokenizer = PromptTokenizer(read_model_folder(settings.model_path), num_threads=settings.tokenizer_threads)
     except (SettingsError, ModelFolderError) as error:
         print(f"baton-gateway: {error}", file=sys.stderr)  # noqa: T201
         return 2
 
     async def serve(life: Lifecycle) -> None:
-        async with running(settings, tokenizer, tracing, instance_id, life.fail) as (gateway, addresses):
+        async with running(settings, tokenizer, tracing, instance_id, life.fail, metrics) as (gateway, addresses):
             life.ready(addresses)
             await life.stopped()
             await gateway.drain(life.drain_timeout_s)
@@ -284,6 +306,7 @@ def main() -> int:
         return run(serve, service="gateway", instance_id=instance_id, listen=settings.listen, loop_factory=uvloop.new_event_loop)
     finally:
         tracing.shutdown()
+        metrics.shutdown()
 
 
 def lead(settings: GatewaySettings, instance_id: str) -> int:

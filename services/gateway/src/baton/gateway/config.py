@@ -9,7 +9,7 @@ from pydantic import Field, ValidationInfo, field_validator, model_validator
 
 from baton.gateway.retry import KVLoadFailurePolicy
 from baton.gateway.routing import RoutingPolicy
-from baton.servicekit import ListenSettings, LogSettings, ServiceSettings, TlsSettings, TraceSettings
+from baton.servicekit import ListenSettings, LogSettings, MetricsSettings, ServiceSettings, TlsSettings, TraceSettings
 from baton.servicekit.etcd import parse_endpoint
 from baton.wire.member import check_address
 
@@ -22,6 +22,7 @@ class GatewaySettings(ServiceSettings):
     listen: ListenSettings = ListenSettings(port=8001)
     log: LogSettings = LogSettings()
     traces: TraceSettings = TraceSettings()
+    metrics: MetricsSettings = MetricsSettings(port=9464)
     tls: TlsSettings = TlsSettings()
     client_ca_file: Path | None = Field(default=None, description="PEM certificates that sign clients' ones; --tls-ca-file when not set.")
     client_certificates: bool = Field(default=True, description="Whether clients must show a certificate, where a file says who signs them.")

@@ -20,6 +20,7 @@ from baton.gateway.rooms import RoomTable
 from baton.gateway.routing import Router
 from baton.gateway.tickets import TicketOffice
 from baton.gateway.worker import Leg, Worker
+from baton.servicekit import Buckets
 from baton.wire.v1 import worker_pb2
 
 
@@ -43,6 +44,8 @@ class Dispatcher:
     max_buffered_tokens: int
     local: LocalPrefill
     tickets: TicketOffice
+    #: Where the gaps between tokens are counted; None: nowhere.
+    gaps: Buckets | None = None
 
     def dispatch(self, order: Order, routes: Sequence[Route], *, number: int = 1, follows: Passage | None = None) -> LiveRoom:
         """Opens a room on one of `routes`, all of which can take the request; servers that fail or are silent only where there are no others.
@@ -79,7 +82,7 @@ class Dispatcher:
     def _passage(self, order: Order, route: Route, follows: Passage | None) -> Passage:
         servers = route.servers
         alone = len(servers) == 1 and servers[0].leg is Leg.DECODE
-        passage = Passage(order.accepted_at, servers[0].instance_id, servers[-1].instance_id, prefilled_on_decode=alone)
+        passage = Passage(order.accepted_at, servers[0].instance_id, servers[-1].instance_id, prefilled_on_decode=alone, gaps=self.gaps)
         if alone:
             self.rooms.counters["prefilled_on_decode"] += 1
         if follows is not None:

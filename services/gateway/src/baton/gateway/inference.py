@@ -22,6 +22,7 @@ from baton.gateway.errors import GatewayError, NotReadyError, OutOfRangeError, R
 from baton.gateway.fleet import Fleet
 from baton.gateway.gate import Gate
 from baton.gateway.live_room import SETTLE_S, LiveRoom
+from baton.gateway.metrics import GatewayMetrics
 from baton.gateway.report import room_report
 from baton.gateway.requests import MAX_REQUEST_ID_CHARS, InferenceRequest, TokenPrompt
 from baton.gateway.retry import RetryPolicy
@@ -151,6 +152,7 @@ class Inference:
         unread_timeout_s: float,
         retry_policy: RetryPolicy,
         tracer: trace.Tracer,
+        metrics: GatewayMetrics,
     ) -> None:
         self.model_name = model_name
         self.tokenizer = tokenizer
@@ -162,6 +164,7 @@ class Inference:
         self._unread_timeout_s = unread_timeout_s
         self._retry_policy = retry_policy
         self._tracer = tracer
+        self.metrics = metrics
 
     def models(self) -> list[inference_pb2.Model]:
         """What is served, with the context that the fleet takes now; 0 while no server is there to say it."""
@@ -192,6 +195,7 @@ class Inference:
         except GatewayError as error:
             share.end()
             _note_refusal(error, request_log, span)
+            self.metrics.refused(error.cause)
             raise
         except BaseException:
             share.end()
@@ -215,6 +219,7 @@ class Inference:
             share.end()
             attempts.room.cancel(_client_gone(attempts.room))  # ignored when the answer is complete
             self._note_end(answer, attempts, request_log.bind(room=attempts.room.room), span)
+            self.metrics.ended(attempts, answer.usage)
 
     async def _open_room(
         self, request: InferenceRequest, share: Share, request_id: str, request_log: BoundLogger, span: Span

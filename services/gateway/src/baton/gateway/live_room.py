@@ -175,6 +175,11 @@ class LiveRoom:
         return tuple(worker for worker, _ in self._starts)
 
     @property
+    def told_by(self) -> str:
+        """Which server said that the room failed, by its role; "none": the gateway found it itself, or the client left."""
+        return "none" if self._told_by is None else self._told_by.value
+
+    @property
     def is_hearsay(self) -> bool:
         """Whether the room's failure is what one of its servers said of the other."""
         others = (ORIGINS[worker.leg] for worker in self.servers if worker.leg is not self._told_by)

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from baton.gateway.retry import FailedAttempt
 from baton.gateway.room import Room
 from baton.gateway.withheld import told
+from baton.servicekit import Buckets
 from baton.wire.v1 import inference_pb2
 
 
@@ -30,6 +31,8 @@ class Passage:
     num_tokens: int = 0
     #: Decode computes the prompt itself.
     prefilled_on_decode: bool = False
+    #: Where the gaps between tokens are counted; None: nowhere.
+    gaps: Buckets | None = None
 
     def follows(self, earlier: Passage) -> None:
         """This room goes on with the answer that was begun in another one: the client's tokens count from there."""
@@ -37,8 +40,12 @@ class Passage:
 
     def token(self, at: float, num_tokens: int) -> None:
         """`num_tokens` more have come."""
-        if self.first_token_at is None:
+        if self.last_token_at is None:
             self.first_token_at = at
+        elif self.gaps is not None:
+            self.gaps.add(at - self.last_token_at)
+        if num_tokens > 1 and self.gaps is not None:
+            self.gaps.add_zeros(num_tokens - 1)
         self.last_token_at = at
         self.num_tokens += num_tokens
 

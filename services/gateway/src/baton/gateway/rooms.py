@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 
 from baton.gateway.errors import DrainingError, OverloadedError
 from baton.gateway.live_room import LiveRoom
+from baton.servicekit import FailedRoom
 from baton.wire.status import origin_name, stage_name
 from baton.wire.v1 import common_pb2
 
@@ -29,6 +30,7 @@ class RoomTable:
         self.draining = False
         #: "success", or (origin, stage, cause) of a failure -> how many.
         self.outcomes: Counter[str | tuple[str, str, str]] = Counter()
+        self.failures: Counter[FailedRoom] = Counter()
         self.counters: Counter[str] = Counter()
         #: (origin, stage, cause) of a failure that was answered by another room -> how many.
         self.retries: Counter[tuple[str, str, str]] = Counter()
@@ -97,6 +99,9 @@ class RoomTable:
         failure = room.failure
         key = "success" if failure is None else (origin_name(failure.origin), stage_name(failure.stage), failure.cause)
         self.outcomes[key] += 1
+        if failure is not None:
+            is_split = len(room.servers) == 2
+            self.failures[FailedRoom(origin_name(failure.origin), stage_name(failure.stage), failure.cause, room.told_by, is_split)] += 1
         self.counters["events_repeated"] += room.num_repeated_events
         self._note_idle()
 

@@ -121,6 +121,7 @@ class OpenAIFront:
             body = parse(await read_json_object(request, self.max_body_bytes, self.body_timeout_s))
         except GatewayError as error:
             log.info("request refused", code=error.code.name, cause=error.cause, reason=str(error))
+            self.inference.metrics.refused(error.cause)
             return error_response(error)
         except ClientDisconnect:
             return Response(status_code=499)
