@@ -27,7 +27,7 @@ stop the start-up with the name and the value. In Kubernetes set `enableServiceL
 
 Three more variables are read: `BATON_UCX_LIBRARY` (path of a libucp.so.0 to use instead of the system's or the wheel's), `BATON_CACHE_DIR` (where
 `baton model fetch` puts models, by default `~/.cache/baton`), and OpenTelemetry's own `OTEL_EXPORTER_OTLP_*`, `OTEL_TRACES_SAMPLER*`,
-`OTEL_RESOURCE_ATTRIBUTES`, `OTEL_BSP_*` and `OTEL_SPAN_*`, where traces are on.
+`OTEL_METRIC_*`, `OTEL_RESOURCE_ATTRIBUTES`, `OTEL_BSP_*` and `OTEL_SPAN_*`, where traces or metrics are on.
 
 gRPC's core writes lines of its own to standard error, which are not JSON. `baton up` keeps them back with `GRPC_VERBOSITY=ERROR` unless that is
 set already; set it yourself where services are started in another way.
