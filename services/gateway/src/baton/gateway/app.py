@@ -15,6 +15,7 @@ import uvloop
 
 from baton.gateway.callers import Doorkeeper
 from baton.gateway.config import GatewaySettings
+from baton.gateway.console.console import Console
 from baton.gateway.discovery.discovery import Discovery
 from baton.gateway.dispatch import Dispatcher
 from baton.gateway.errors import ModelFolderError
@@ -97,6 +98,8 @@ class Gateway:
         self.rooms.on_free = self.gate.room_freed
         self.shares = Shares()
         self.metrics = GatewayMetrics(self._open_metrics, self.rooms, self.gate, self.fleet)
+        doorkeeper = self.doorkeeper = self._doorkeeper()
+        self.console = Console(settings, instance_id, self.rooms, self.gate, self.fleet, doorkeeper) if settings.console else None
         inference = Inference(
             model_name=settings.served_name,
             tokenizer=tokenizer,
@@ -117,13 +120,15 @@ class Gateway:
             retry_policy=RetryPolicy(settings.retries, settings.kv_load_failure_policy),
             tracer=tracing.tracer("baton.gateway"),
             metrics=self.metrics,
+            recorder=self.console.recorder if self.console else None,
         )
         shares_ports = settings.process_index is not None
         options = dict(SERVER_OPTIONS) | grpc_limits(settings) | {"grpc.so_reuseport": int(shares_ports)}
         self.grpc = GrpcServer(settings.listen.host, settings.listen.port, tls=self._front_tls, options=[*options.items()])
-        doorkeeper = self.doorkeeper = self._doorkeeper()
         self.grpc.add(register, InferenceServicer(inference, doorkeeper), SERVICE)
         self.discovery.serve(self.grpc, doorkeeper)
+        if self.console is not None:
+            self.console.serve(self.grpc)
         front = OpenAIFront(
             inference,
             self.rooms,
@@ -131,6 +136,7 @@ class Gateway:
             started_at_s=int(time.time()),
             doorkeeper=doorkeeper,
             body_timeout_s=settings.http_body_timeout_s,
+            more_routes=tuple(self.console.routes()) if self.console else (),
         )
         self.http = HttpServer(
             front.app(), settings.http_address_host, settings.http_port, self._front_tls, http_limits(settings), shares_port=shares_ports
@@ -186,6 +192,8 @@ class Gateway:
                 await asyncio.wait_for(self.fleet.wait_ready(), FIRST_ROUTE_S)
             await self._listen()
         self._tasks.append(asyncio.create_task(self._follow_fleet(), name="health"))
+        if self.console is not None:
+            self._tasks.append(asyncio.create_task(self.console.run(), name="console"))
         self._tasks += [asyncio.create_task(watched.run(), name=f"clock of {watched.what}") for watched in [*self._watched, *self.discovery.watched]]
         self._tasks += [asyncio.create_task(files.run(), name="clock of TLS files") for files in (self._tls, self._front_tls)]
         for task in self._tasks:
@@ -236,6 +244,8 @@ class Gateway:
 
     async def stop(self) -> None:
         """Ends what is left: fronts first, then the sessions, which ends whatever the workers still hold of ours."""
+        if self.console is not None:
+            self.console.close()
         await asyncio.gather(self.http.stop(_LAST_WORDS_S), self.grpc.stop(_LAST_WORDS_S))
         for task in self._tasks:
             task.cancel()

@@ -52,6 +52,16 @@ class Doorkeeper:
             return False
         return True
 
+    def watches_as_operator(self, authorization: Sequence[str]) -> bool:
+        """Whether a caller who may watch is told what operators are: all are where no keys are asked for. Raises UnauthenticatedError."""
+        if self._keys is None:
+            return True
+        try:
+            self._caller(authorization, KeyRole.ADMIN)
+        except ForbiddenError:  # a key of this gateway's, of the other role
+            return False
+        return True
+
     def _counted(self, authorization: Sequence[str], role: KeyRole) -> Caller:
         try:
             caller = self._caller(authorization, role)

@@ -33,6 +33,8 @@ class GatewaySettings(ServiceSettings):
     process_index: int | None = Field(default=None, ge=0, description="Which of --processes this one is; set by the one that starts them.")
     process_folder: Path | None = Field(default=None, description="Where the processes answer each other; set by the one that starts them.")
 
+    console: bool = Field(default=True, description="Whether /console and `baton top` show what passes through; off, nothing is recorded for them.")
+
     prefill: tuple[str, ...] = Field(default=(), description="Prefill servers, host:port of their gRPC.")
     decode: tuple[str, ...] = Field(default=(), description="Decode servers, host:port of their gRPC.")
     plain: tuple[str, ...] = Field(default=(), description="Plain servers (prefill and decode in one), host:port of their gRPC.")

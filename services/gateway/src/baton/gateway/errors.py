@@ -232,6 +232,24 @@ class KeyLimitError(OverloadedError):
         self.cause = cause
 
 
+# --- an operator asks for what cannot be ------------------------------------------------------------------------------------------
+
+
+class UnknownServerError(GatewayError):
+    """No server of that name is in the fleet."""
+
+    code = grpc.StatusCode.NOT_FOUND
+    cause = "server_not_found"
+    origin = common_pb2.ORIGIN_CLIENT
+
+
+class NotConnectedError(GatewayError):
+    """The server is in the fleet and cannot be told anything now."""
+
+    code = grpc.StatusCode.FAILED_PRECONDITION
+    cause = "server_not_connected"
+
+
 # --- a room ended badly ------------------------------------------------------------------------------------------------------------
 
 

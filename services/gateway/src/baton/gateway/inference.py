@@ -17,6 +17,7 @@ from structlog.stdlib import BoundLogger
 from baton.gateway.admission import admit, check_tokens, fitting
 from baton.gateway.answer import AnswerText, Piece
 from baton.gateway.attempts import Attempts
+from baton.gateway.console.recorder import Recorder
 from baton.gateway.dispatch import Dispatcher, Order
 from baton.gateway.errors import GatewayError, NotReadyError, OutOfRangeError, RequestError, RoomFailedError, UnknownModelError
 from baton.gateway.fleet import Fleet
@@ -153,7 +154,9 @@ class Inference:
         retry_policy: RetryPolicy,
         tracer: trace.Tracer,
         metrics: GatewayMetrics,
+        recorder: Recorder | None = None,
     ) -> None:
+        """recorder: told of every request when it has ended."""
         self.model_name = model_name
         self.tokenizer = tokenizer
         self.fleet = fleet
@@ -165,6 +168,7 @@ class Inference:
         self._retry_policy = retry_policy
         self._tracer = tracer
         self.metrics = metrics
+        self._recorder = recorder
 
     def models(self) -> list[inference_pb2.Model]:
         """What is served, with the context that the fleet takes now; 0 while no server is there to say it."""
@@ -196,6 +200,8 @@ class Inference:
             share.end()
             _note_refusal(error, request_log, span)
             self.metrics.refused(error.cause)
+            if self._recorder is not None:
+                self._recorder.refused(error)
             raise
         except BaseException:
             share.end()
@@ -220,6 +226,8 @@ class Inference:
             attempts.room.cancel(_client_gone(attempts.room))  # ignored when the answer is complete
             self._note_end(answer, attempts, request_log.bind(room=attempts.room.room), span)
             self.metrics.ended(attempts, answer.usage)
+            if self._recorder is not None:
+                self._recorder.ended(request_id, attempts.room, answer.usage, answer.finish_reason, attempts.failed, attempts.num_recomputed)
 
     async def _open_room(
         self, request: InferenceRequest, share: Share, request_id: str, request_log: BoundLogger, span: Span

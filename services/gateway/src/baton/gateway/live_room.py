@@ -170,6 +170,11 @@ class LiveRoom:
             self._fail(whole, None)
 
     @property
+    def num_prompt_tokens(self) -> int:
+        """Those of the request and, in a room that goes on with an answer, those of the answer so far."""
+        return len(self._starts[0][1].prompt_token_ids)
+
+    @property
     def servers(self) -> tuple[Worker, ...]:
         """Prefill first."""
         return tuple(worker for worker, _ in self._starts)

@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import secrets
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 
 from baton.gateway.errors import DrainingError, OverloadedError
 from baton.gateway.live_room import LiveRoom
@@ -24,6 +24,8 @@ class RoomTable:
         self.max_rooms = max_rooms
         #: Called when a place may have become free.
         self.on_free: Callable[[], None] = lambda: None
+        #: Called with each room that has no leg left.
+        self.on_closed: Callable[[LiveRoom], None] = lambda room: None
         self._rooms: dict[int, LiveRoom] = {}
         self._idle = asyncio.Event()
         self._idle.set()
@@ -38,6 +40,11 @@ class RoomTable:
 
     def __len__(self) -> int:
         return len(self._rooms) + self._num_between
+
+    @property
+    def open_rooms(self) -> Collection[LiveRoom]:
+        """Oldest first; of this moment: it changes with every room."""
+        return self._rooms.values()
 
     @property
     def free(self) -> int:
@@ -100,9 +107,11 @@ class RoomTable:
         key = "success" if failure is None else (origin_name(failure.origin), stage_name(failure.stage), failure.cause)
         self.outcomes[key] += 1
         if failure is not None:
-            is_split = len(room.servers) == 2
-            self.failures[FailedRoom(origin_name(failure.origin), stage_name(failure.stage), failure.cause, room.told_by, is_split)] += 1
+            self.failures[
+                FailedRoom(origin_name(failure.origin), stage_name(failure.stage), failure.cause, room.told_by, len(room.servers) == 2)
+            ] += 1
         self.counters["events_repeated"] += room.num_repeated_events
+        self.on_closed(room)
         self._note_idle()
 
     def _note_idle(self) -> None:

@@ -5,9 +5,10 @@ from __future__ import annotations
 import grpc
 
 from baton.gateway.callers import Caller, Doorkeeper
+from baton.gateway.discovery.drain import drain
 from baton.gateway.discovery.membership import Membership, Offer, Source
 from baton.gateway.discovery.places import Places
-from baton.gateway.errors import GatewayError
+from baton.gateway.errors import GatewayError, NotConnectedError
 from baton.gateway.fleet import Fleet
 from baton.gateway.grpc_front import Context, abort, authorization
 from baton.gateway.worker import ROLES, Worker, leg_of
@@ -59,11 +60,10 @@ class FleetAdmin(fleet_pb2_grpc.FleetServicer):
     async def Drain(self, request: fleet_pb2.DrainWorkerRequest, context: Context) -> fleet_pb2.DrainWorkerResponse:  # noqa: N802
         operator = await self._operator(context)
         worker = await self._named(request.worker, context)
-        if not worker.connected:
-            await context.abort(grpc.StatusCode.FAILED_PRECONDITION, f"{worker.name} cannot be told: {worker.problem}; remove it instead")
-        log.info("worker drained by an operator", worker=worker.instance_id, address=worker.address, rooms=worker.num_rooms, operator=operator.key_id)
-        worker.outbox.put_drain()
-        return fleet_pb2.DrainWorkerResponse(rooms=worker.num_rooms)
+        try:
+            return fleet_pb2.DrainWorkerResponse(rooms=drain(worker, operator))
+        except NotConnectedError as error:
+            await context.abort(grpc.StatusCode.FAILED_PRECONDITION, str(error))
 
     async def Remove(self, request: fleet_pb2.RemoveWorkerRequest, context: Context) -> fleet_pb2.RemoveWorkerResponse:  # noqa: N802
         operator = await self._operator(context)

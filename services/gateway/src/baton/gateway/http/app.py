@@ -40,6 +40,8 @@ class OpenAIFront:
     started_at_s: int
     doorkeeper: Doorkeeper
     body_timeout_s: float
+    #: Of other fronts on the same port.
+    more_routes: tuple[Route, ...] = ()
 
     def app(self) -> Starlette:
         return Starlette(
@@ -51,6 +53,7 @@ class OpenAIFront:
                 Route("/health", self.health, methods=["GET"]),
                 Route("/ready", self.ready, methods=["GET"]),
                 Route("/openapi.json", self.openapi, methods=["GET"]),
+                *self.more_routes,
             ],
             exception_handlers={HTTPException: _http_error, Exception: _internal_error},
         )

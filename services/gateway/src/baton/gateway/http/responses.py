@@ -15,7 +15,7 @@ from baton.gateway.http.shapes import Shape, finish_name
 from baton.gateway.inference import LAST_WORDS_S, Inference
 from baton.gateway.requests import InferenceRequest
 
-_HEADERS = [
+EVENT_HEADERS = [
     (b"content-type", b"text/event-stream; charset=utf-8"),
     (b"cache-control", b"no-cache"),
     # A proxy that buffers would hold the stream back.
@@ -40,7 +40,7 @@ class WholeAnswer(Response):
         async def answer() -> None:
             response.append(await self._answer())
 
-        if await _unless_gone(answer(), receive):
+        if await unless_gone(answer(), receive):
             await response[0](scope, receive, send)
 
     async def _answer(self) -> Response:
@@ -64,7 +64,7 @@ class StreamedAnswer(Response):
         self._started = False
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        await _unless_gone(self._stream(scope, receive, send), receive)
+        await unless_gone(self._stream(scope, receive, send), receive)
 
     async def _stream(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
@@ -94,7 +94,7 @@ class StreamedAnswer(Response):
 
     async def _start(self, send: Send, request_id: str) -> None:
         self._started = True
-        headers = [*_HEADERS, (b"x-request-id", request_id.encode("ascii"))]
+        headers = [*EVENT_HEADERS, (b"x-request-id", request_id.encode("ascii"))]
         await send({"type": "http.response.start", "status": 200, "headers": headers})
 
 
@@ -103,7 +103,7 @@ async def _events(send: Send, *data: bytes) -> None:
         await send({"type": "http.response.body", "body": b"".join(b"data: %b\n\n" % part for part in data), "more_body": True})
 
 
-async def _unless_gone(work: Awaitable[None], receive: Receive) -> bool:
+async def unless_gone(work: Awaitable[None], receive: Receive) -> bool:
     """Runs `work` unless the client leaves first, which cancels it. The body must have been read: only a disconnect can still be received."""
     working = asyncio.ensure_future(work)
     gone = asyncio.ensure_future(_disconnected(receive))

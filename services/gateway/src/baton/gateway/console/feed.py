@@ -1,0 +1,159 @@
+"""The feed: the view whole, then what changes, at most four times a second however much that is. One encoding for all who watch."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import deque
+from collections.abc import AsyncGenerator
+from dataclasses import dataclass, field
+
+from baton.gateway.console.history import Ended
+from baton.gateway.console.rows import dump, ended_row, ms
+from baton.gateway.console.view import Sources, View, changes, look, look_at_fleet, look_at_requests, series
+from baton.gateway.errors import OverloadedError
+
+TICK_S = 0.25
+#: The fleet is looked at with every so many ticks: servers report once a second.
+FLEET_TICKS = 4
+#: Something is said at least this often: whoever hears nothing for longer has lost the gateway.
+QUIET_TICKS = 12
+#: Of the requests that ended within one tick, the newest so many are told, and the number of the others.
+MAX_ENDED_A_TICK = 50
+#: Requests a message of the whole view, so that encoding them holds nobody up.
+ENDED_A_MESSAGE = 25
+#: What may wait for one reader. One more, and it gets the whole view when it reads again.
+MAX_FRAMES = 16
+MAX_READERS = 64
+
+#: (kind, JSON): "snapshot", "ended", "delta".
+Frame = tuple[str, bytes]
+
+
+@dataclass(eq=False, slots=True)
+class _Reader:
+    frames: deque[Frame] = field(default_factory=deque)
+    news: asyncio.Event = field(default_factory=asyncio.Event)
+    behind: bool = True
+
+    def put(self, frame: Frame) -> None:
+        if self.behind:
+            return
+        if len(self.frames) >= MAX_FRAMES:
+            self.frames.clear()
+            self.behind = True
+        else:
+            self.frames.append(frame)
+        self.news.set()
+
+
+@dataclass(eq=False, slots=True)
+class _Audience:
+    operator: bool
+    readers: set[_Reader] = field(default_factory=set)
+    view: View = field(default_factory=dict)
+    told: int = 0
+    num_quiet: int = 0
+
+
+class Feed:
+    """`run` for as long as the gateway serves; `close` ends every reader. Without readers it does nothing."""
+
+    def __init__(self, sources: Sources) -> None:
+        self._sources = sources
+        self._audiences = {operator: _Audience(operator) for operator in (False, True)}
+        self._watched = asyncio.Event()
+        self._closed = False
+
+    @property
+    def num_readers(self) -> int:
+        return sum(len(audience.readers) for audience in self._audiences.values())
+
+    async def read(self, *, operator: bool) -> AsyncGenerator[Frame, None]:
+        """A snapshot, then deltas; again a snapshot for whoever takes them more slowly than they are made. Raises OverloadedError."""
+        if self.num_readers >= MAX_READERS:
+            raise OverloadedError(f"{MAX_READERS} readers watch this gateway's console already, which is the limit: close one")
+        audience, reader = self._audiences[operator], _Reader()
+        if not audience.readers:
+            self._begin(audience)
+        audience.readers.add(reader)
+        self._watched.set()
+        try:
+            while not self._closed:
+                if reader.behind:
+                    async for frame in self._whole(audience, reader):
+                        yield frame
+                while reader.frames:
+                    yield reader.frames.popleft()
+                reader.news.clear()
+                if not reader.behind and not self._closed:
+                    await reader.news.wait()
+        finally:
+            audience.readers.discard(reader)
+
+    async def run(self) -> None:
+        ticks = 0
+        while True:
+            if not self.num_readers:
+                self._watched.clear()
+                await self._watched.wait()
+            await asyncio.sleep(TICK_S)
+            ticks += 1
+            for audience in self._audiences.values():
+                if audience.readers:
+                    self._tick(audience, fleet=ticks % FLEET_TICKS == 0)
+
+    def close(self) -> None:
+        """Idempotent. Readers get what waits for them, and their end."""
+        self._closed = True
+        for audience in self._audiences.values():
+            for reader in audience.readers:
+                reader.news.set()
+
+    # --- inside ---------------------------------------------------------------------------------------------------------------
+
+    def _begin(self, audience: _Audience) -> None:
+        audience.view = look(self._sources, time.monotonic(), operator=audience.operator)
+        audience.told = self._sources.history.num_ended
+
+    async def _whole(self, audience: _Audience, reader: _Reader) -> AsyncGenerator[Frame, None]:
+        """As of the last tick: what has happened since comes with the next one, and waits meanwhile."""
+        now = time.monotonic()
+        reader.behind = False
+        kept = [one for one in self._sources.history.after(0) if one.number <= audience.told]
+        head = self._clock(now) | audience.view | {"series": series(self._sources.history, now)}
+        yield "snapshot", dump(head)
+        for first in range(0, len(kept), ENDED_A_MESSAGE):
+            yield "ended", b'{"ended":[%b]}' % self._rows(kept[first : first + ENDED_A_MESSAGE], audience)
+            await asyncio.sleep(0)  # the gateway's own work goes first
+
+    def _tick(self, audience: _Audience, *, fleet: bool) -> None:
+        now, operator = time.monotonic(), audience.operator
+        seen = look_at_requests(self._sources, now, operator=operator)
+        if fleet:
+            seen |= look_at_fleet(self._sources, operator=operator)
+        delta = changes(audience.view, seen)
+        audience.view = audience.view | seen
+        news = self._sources.history.after(audience.told)
+        num_new = self._sources.history.num_ended - audience.told
+        audience.told = self._sources.history.num_ended
+        audience.num_quiet += 1
+        if not delta and not num_new and audience.num_quiet < QUIET_TICKS:
+            return
+        audience.num_quiet = 0
+        newest = news[-MAX_ENDED_A_TICK:]
+        head = dump(self._clock(now) | {"skipped": num_new - len(newest)} | delta)
+        frame = "delta", b'%b,"ended":[%b]}' % (head[:-1], self._rows(newest, audience))
+        for reader in audience.readers:
+            reader.put(frame)
+
+    def _clock(self, now: float) -> View:
+        """`now`: the clock of every other time in the feed; `unix`: the same moment."""
+        return {"now": ms(now), "unix": round(time.time() * 1e3)}
+
+    def _rows(self, ended: list[Ended], audience: _Audience) -> bytes:
+        operator = audience.operator
+        for one in ended:
+            if operator not in one.rows:
+                one.rows[operator] = dump(ended_row(one, self._sources.names, operator=operator))
+        return b",".join(one.rows[operator] for one in ended)

@@ -1,0 +1,152 @@
+// The page: the feed into the store, the store onto the screen, at most once a frame and charts once a second.
+
+import { Chart } from "./charts.js";
+import { Keyed, byId, count, h, say, time } from "./dom.js";
+import { Drain } from "./drain.js";
+import { EndedView } from "./ended.js";
+import { KeyNeeded, follow } from "./feed.js";
+import { FleetView } from "./fleet.js";
+import { RoomsView } from "./rooms.js";
+import { Store } from "./store.js";
+import { Waterfall } from "./waterfall.js";
+
+const KEY = "baton-key";
+const CHART_MS = 1000;
+const AGE_MS = 500;
+const WINDOW_S = 5;
+
+const store = new Store();
+const waterfall = new Waterfall();
+const drain = new Drain((text) => note(text));
+const fleet = new FleetView((row) => drain.ask(row, store.about));
+const rooms = new RoomsView();
+const ended = new EndedView((one) => waterfall.open(one), () => mark(["ended"]));
+const charts = [new Chart("ttft", 3, 4), new Chart("itl", 5, 6)];
+const causes = new Keyed(byId("causes"), () => cause());
+
+const dirty = new Set();
+let drawing = false;
+let chartsAt = 0;
+
+function mark(sections) {
+  for (const section of sections) dirty.add(section);
+  if (drawing || !dirty.size) return;
+  drawing = true;
+  // A hidden page gets no frames; its numbers are kept right all the same.
+  if (document.hidden) setTimeout(draw, 250);
+  else requestAnimationFrame(draw);
+}
+
+function draw() {
+  drawing = false;
+  const changed = new Set(dirty);
+  dirty.clear();
+  if (!store.counts) return;
+  if (changed.has("about")) showAbout();
+  if (changed.has("counts") || changed.has("series")) showTiles();
+  if (changed.has("problems")) showProblems();
+  if (changed.has("servers")) fleet.show(store);
+  if (changed.has("pairs") || changed.has("about")) fleet.showPairs(store);
+  if (changed.has("live") || changed.has("counts")) rooms.show(store);
+  if (changed.has("ended")) ended.show(store);
+  if (changed.has("causes")) showCauses();
+}
+
+function showAbout() {
+  const about = store.about;
+  say(byId("gateway"), about.gateway);
+  say(byId("model"), about.model);
+  say(byId("version"), `Baton ${about.version}`);
+  say(
+    byId("scope"),
+    about.processes > 1
+      ? `Process ${about.process} of ${about.processes} of this gateway: requests, rooms and charts are those of this process alone, the fleet is seen by all.`
+      : "Requests, rooms and charts are those of this gateway.",
+  );
+  status(document.body.dataset.feed);
+}
+
+function showTiles() {
+  const counts = store.counts;
+  for (const [id, value] of [["open", counts.open], ["queued", counts.queued], ["count-ended", counts.ended], ["count-failed", counts.failed + counts.refused], ["count-retried", counts.retried]]) {
+    say(byId(id), count(value));
+  }
+  byId("count-failed").parentElement.classList.toggle("bad", counts.failed + counts.refused > 0);
+  const last = String(Math.floor(store.now() / 1000 / WINDOW_S) - 1);
+  const point = store.series.get(last);
+  const each = (value) => (value / WINDOW_S).toLocaleString("en-US", { maximumFractionDigits: value / WINDOW_S < 10 ? 1 : 0 });
+  say(byId("up"), time(60000 * Math.floor((store.now() - store.about.started) / 60000) || store.now() - store.about.started));
+  say(byId("rate"), point ? each(point[0]) : "0");
+  say(byId("token-rate"), point ? each(point[2]) : "0");
+}
+
+function showProblems() {
+  const place = byId("problems");
+  place.hidden = !store.problems.length;
+  place.replaceChildren(...store.problems.map((text) => h("li", {}, text)));
+}
+
+function showCauses() {
+  causes.show(new Map(store.causes.map((row) => [row.slice(0, 3).join(" "), row])));
+  byId("no-causes").hidden = store.causes.length > 0;
+}
+
+function cause() {
+  const [name, origin, stage, number] = [h("th", { scope: "row" }), h("td"), h("td"), h("td", { class: "num" })];
+  const update = (row) => {
+    say(name, row[2]);
+    say(origin, row[0]);
+    say(stage, row[1].toLowerCase());
+    say(number, count(row[3]));
+  };
+  return { element: h("tr", {}, name, origin, stage, number), update };
+}
+
+// --- the feed ---------------------------------------------------------------------------------------------------------------------
+
+function status(word) {
+  document.body.dataset.feed = word;
+  const { ready, draining } = store.about;
+  const words = { connecting: "connecting", lost: "the gateway does not answer; trying again", key: "waits for a key" };
+  say(byId("status"), words[word] ?? (draining ? "draining" : ready ? "ready" : "not ready"));
+  document.body.dataset.ready = word === "live" ? String(Boolean(ready && !draining)) : "unknown";
+}
+
+function note(text) {
+  say(byId("status"), text);
+}
+
+async function watch() {
+  const key = sessionStorage.getItem(KEY) || "";
+  byId("ask-key").hidden = true;
+  byId("main").hidden = false;
+  try {
+    await follow(key, { state: status, event: (kind, data) => mark(store.take(kind, data)) });
+  } catch (error) {
+    if (!(error instanceof KeyNeeded)) throw error;
+    sessionStorage.removeItem(KEY);
+    status("key");
+    byId("main").hidden = true;
+    byId("ask-key").hidden = false;
+    say(byId("key-error"), key ? error.message : "");
+    byId("key").focus();
+  }
+}
+
+byId("ask-key").addEventListener("submit", (event) => {
+  event.preventDefault();
+  sessionStorage.setItem(KEY, byId("key").value.trim());
+  byId("key").value = "";
+  watch();
+});
+
+setInterval(() => {
+  if (document.hidden || !store.counts) return;
+  rooms.age(store);
+  if (performance.now() - chartsAt < CHART_MS) return;
+  chartsAt = performance.now();
+  showTiles();
+  for (const chart of charts) chart.show(store);
+}, AGE_MS);
+
+watch();
