@@ -12,6 +12,7 @@ from baton.cli.decide import decide
 from baton.cli.demo import demo
 from baton.cli.errors import CliError
 from baton.cli.services import StopAskedError
+from baton.cli.top import top
 from baton.cli.up import up
 
 typer_app = typer.Typer(no_args_is_help=True, pretty_exceptions_enable=False, add_completion=False)
@@ -32,7 +33,7 @@ def baton(
     """Prefill-decode disaggregated LLM serving."""
 
 
-for command in (up, chat, demo, decide):
+for command in (up, chat, top, demo, decide):
     typer_app.command()(command)
 typer_app.add_typer(model_commands.app, name="model")
 typer_app.add_typer(bench_commands.app, name="bench")

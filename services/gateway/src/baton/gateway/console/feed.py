@@ -121,7 +121,7 @@ class Feed:
         now = time.monotonic()
         reader.behind = False
         kept = [one for one in self._sources.history.after(0) if one.number <= audience.told]
-        head = self._clock(now) | audience.view | {"series": series(self._sources.history, now)}
+        head = self._clock(now) | audience.view | {"series": series(self._sources.history, now), "kept": len(kept)}
         yield "snapshot", dump(head)
         for first in range(0, len(kept), ENDED_A_MESSAGE):
             yield "ended", b'{"ended":[%b]}' % self._rows(kept[first : first + ENDED_A_MESSAGE], audience)

@@ -8,7 +8,7 @@ const WINDOW_MS = 5000;
 //: A prompt of so many tokens is long: it is marked, because it is what delays others.
 export const LONG = 1024;
 const HEIGHT = 190;
-const [LEFT, RIGHT, TOP, BOTTOM] = [44, 8, 8, 20];
+const [LEFT, RIGHT, TOP, BOTTOM] = [46, 30, 8, 20];
 
 export class Chart {
   /** name: "ttft" or "itl"; p50, p99: where these are in a point of the series. */
@@ -84,6 +84,8 @@ export class Chart {
     for (const one of dots) picture.append(dot(one, scale.x(one.at), scale.y(one[this.name])));
     for (const name of ["p99", "p50"]) {
       for (const path of pieces(points, name, scale)) picture.append(svg("path", { class: `line ${name}`, d: path }));
+      const last = points.at(-1);
+      if (last) picture.append(svg("text", { class: "name-of-line", x: scale.x(last.at) + 5, y: scale.y(last[name]) + 3.5 }, name));
     }
     return picture;
   }
@@ -108,7 +110,7 @@ function pieces(points, name, scale) {
   let before = null;
   for (const point of points) {
     const place = `${scale.x(point.at).toFixed(1)} ${scale.y(point[name]).toFixed(1)}`;
-    if (before && point.at - before.at < 4 * WINDOW_MS) found[found.length - 1] += `L${place}`;
+    if (before && point.at - before.at <= 2 * WINDOW_MS) found[found.length - 1] += `L${place}`;
     else found.push(`M${place}h1`);
     before = point;
   }
@@ -116,6 +118,6 @@ function pieces(points, name, scale) {
 }
 
 function short(ms) {
-  if (ms < 1) return `${Number(ms.toPrecision(1))} ms`;
+  if (ms < 1) return `${Math.round(ms * 1000)} µs`;
   return ms < 1000 ? `${Math.round(ms)} ms` : `${Math.round(ms / 1000)} s`;
 }

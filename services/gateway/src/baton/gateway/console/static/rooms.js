@@ -32,7 +32,8 @@ export class RoomsView {
 }
 
 function room(name) {
-  const about = h("small");
+  const [prompt, servers] = [h("span"), h("span", { class: "wide" })];
+  const about = h("small", {}, prompt, servers);
   const track = h("span", { class: "track", "aria-hidden": "true" }, ...STEPS.map(() => h("i")));
   const word = h("span");
   const [inState, age, tokens] = [h("td", { class: "num wide" }), h("td", { class: "num" }), h("td", { class: "num" })];
@@ -48,7 +49,8 @@ function room(name) {
   const part = { element, inState, age };
   part.update = (row) => {
     element.dataset.state = row.state;
-    say(about, `${count(row.prompt)}-token prompt · ${row.servers.join(" → ")}`);
+    say(prompt, `${count(row.prompt)}-token prompt`);
+    say(servers, ` · ${row.servers.join(" → ")}`);
     const reached = STEPS.indexOf(row.state);
     STEPS.forEach((step, index) => track.children[index].classList.toggle("on", index <= reached));
     say(word, WORDS[row.state] ?? row.state);

@@ -77,7 +77,7 @@ export class Waterfall {
       const rate = moved.busy > 0 ? `, ${(moved.bytes / moved.busy / 1e6).toFixed(2)} GB/s` : "";
       rows.push(
         ["KV moved", `${bytes(moved.bytes)} in ${count(moved.puts)} puts over ${moved.transport}`],
-        ["writing", `${time(moved.busy)}${rate}`],
+        ["writing", moved.busy > 0 ? `${time(moved.busy)}${rate}` : "not measured"],
         ["first put to flush", `${time(moved.duration)}, prefill runs meanwhile`],
         ["after the last layer", time(moved.exposed)],
         ["digest", moved.digest ? "equal on both sides" : "not checked"],
