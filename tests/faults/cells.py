@@ -117,10 +117,11 @@ class FaultFleet(Fleet):
         fresh.rename(self.hold_file)
 
     def build(self) -> FaultFleet:
-        common = ("--transport", "tcp", "--num-pages", "512", "--stall-limit-s", "300")
+        metrics = ("--metrics-exporter", "prometheus", "--metrics-port", "0")
+        common = ("--transport", "tcp", "--num-pages", "512", "--stall-limit-s", "300", *metrics)
         self.prefill("--max-batched-tokens", "64", *common)
         self.decode("--digest", "all", *common)
-        self.start("--stall-limit-s", "300")
+        self.start("--stall-limit-s", "300", *metrics)
         return self
 
     def party(self, name: str) -> Worker:
