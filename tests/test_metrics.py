@@ -132,7 +132,8 @@ def test_numbers_are_what_has_happened(stack: tuple[Fleet, Prometheus]) -> None:
         assert value(prometheus, expression) == expected, f"{expression}: {prometheus.ask(expression)}"
 
     is_(NUM_ANSWERS, 'baton_requests_ended_total{outcome="success"}')
-    is_(1, 'baton_requests_ended_total{outcome="failed"}')
+    is_(1, 'baton_requests_ended_total{outcome="left"}')
+    is_(0, 'baton_requests_ended_total{outcome="failed"}')
     is_(1, 'baton_requests_refused_total{cause="model_not_found"}')
     is_(NUM_ANSWERS, "baton_request_time_to_first_token_seconds_count")
     is_(NUM_ANSWERS * (NUM_TOKENS - 1), "baton_request_inter_token_latency_seconds_count")

@@ -11,7 +11,7 @@ from baton.gateway.gate import Gate
 from baton.gateway.rooms import RoomTable
 from baton.gateway.worker import Leg
 from baton.servicekit import Metrics
-from baton.wire.v1 import inference_pb2
+from baton.wire.v1 import common_pb2, inference_pb2
 
 Values = Iterable[tuple[float, dict[str, str]]]
 
@@ -33,7 +33,7 @@ class GatewayMetrics:
         self._num_prompt_tokens = self._num_completion_tokens = 0
         metrics.observe_one("baton.tokens.prompt", lambda: self._num_prompt_tokens)
         metrics.observe_one("baton.tokens.completion", lambda: self._num_completion_tokens)
-        for outcome in ("success", "failed"):
+        for outcome in ("success", "failed", "left"):
             self._ended.record(0, outcome=outcome)
         _observe_rooms(metrics, rooms, gate)
         _observe_fleet(metrics, fleet)
@@ -48,7 +48,7 @@ class GatewayMetrics:
             return
         room, passage = attempts.room, attempts.room.passage
         end = passage.ended_at or time.monotonic()
-        outcome = "success" if room.failure is None else "failed"
+        outcome = "success" if room.failure is None else "left" if room.failure.origin == common_pb2.ORIGIN_CLIENT else "failed"
         self._ended.record(1, outcome=outcome)
         self._duration.record(end - passage.accepted_at, outcome=outcome)
         self._num_prompt_tokens += usage.prompt_tokens

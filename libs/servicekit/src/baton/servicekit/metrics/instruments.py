@@ -86,6 +86,7 @@ class Instrument:
         return value if value in allowed or allowed in _OPEN else OTHER
 
 
+_OUTCOMES = ("success", "failed", "left")
 _FAILURE = {"origin": ORIGINS, "cause": CAUSES}
 
 
@@ -144,11 +145,11 @@ _REQUESTS = (
         "counter",
         "{request}",
         ("gateway",),
-        "Requests that were taken and are over, retries included.",
-        {"outcome": ("success", "failed")},
+        "Requests that were taken and are over, retries included; left: the client ended it.",
+        {"outcome": _OUTCOMES},
     ),
     _counter("baton.requests.refused", "{request}", ("gateway",), "Requests that were not taken.", cause=CAUSES),
-    _histogram("baton.request.duration", "s", ("gateway",), _WHOLE_S, "From acceptance to the end of the answer.", outcome=("success", "failed")),
+    _histogram("baton.request.duration", "s", ("gateway",), _WHOLE_S, "From acceptance to the end of the answer.", outcome=_OUTCOMES),
     _histogram("baton.request.time_to_first_token", "s", ("gateway",), _LATENCY_S, "From acceptance to the first token, of requests that had one."),
     _histogram(
         "baton.request.inter_token_latency",
