@@ -38,7 +38,7 @@ UNIT = (
 INTEGRATION = (
     ("tests/test_equality.py",),
     ("tests/test_retry.py", "tests/test_storm.py"),
-    ("tests/test_baton_command.py",),
+    ("tests/test_baton_command.py", "tests/test_console.py"),
     ("tests/test_faults.py",),
 )
 #: Hosts and cut wires are network devices that come and go, in this process's own namespace too: a transfer over tcp that takes one of them ends when

@@ -1,8 +1,10 @@
-"""1,000 rooms in half a minute through a real gateway, and a page that keeps up: what it counts is what the gateway has counted within the last second."""
+"""1,000 rooms in half a minute through a real gateway, and a page that keeps up: what it counts is what the gateway has counted, within a
+second."""
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import random
 import sys
 import tempfile
@@ -49,12 +51,13 @@ async def paced(worker: ScriptedWorker, start: worker_pb2.Start) -> None:
     worker.event(room, reserved=worker_pb2.Reserved(pages=1))
     await asyncio.sleep(2.5 * unit_s)
     worker.event(room, kv_ready=worker_pb2.KvReady(digest_checked=True, exposed_ms=0.4))
+    fails = dice.random() < 0.01
     for index in range(1, len(answer)):
+        if fails and index > 3:
+            worker.fail(room, grpc.StatusCode.INTERNAL, "engine_error")
+            return
         await asyncio.sleep(dice.lognormvariate(-5.6, 0.3))
         worker.tokens(room, index, answer[index : index + 1])
-    if dice.random() < 0.01:
-        worker.fail(room, grpc.StatusCode.INTERNAL, "engine_error")
-        return
     worker.event(room, finished=worker_pb2.Finished(reason=worker.shared.reason(start), completion_tokens=len(answer)))
 
 
@@ -64,10 +67,8 @@ async def ask_all(stack: Stack, num: int, duration_s: float) -> None:
 
     async def one() -> None:
         words = dice.choice((4, 6, 10, 24, 60)) if dice.random() > 0.03 else 420
-        try:
+        with contextlib.suppress(grpc.aio.AioRpcError):  # a scripted failure
             await stack.reply(ask("hello " * words))
-        except grpc.aio.AioRpcError:
-            pass  # a scripted failure
 
     for number in range(num):
         await asyncio.sleep(max(0.0, begun + number * duration_s / num - time.monotonic()))
@@ -114,9 +115,7 @@ async def test_the_page_counts_what_the_gateway_counts_within_a_second() -> None
             assert len(behind) >= DURATION_S / LOOK_S / 3
             assert behind == [0] * len(behind)
             long = await page.evaluate("window.longTasks")
-            print(
-                f"{NUM_ROOMS} rooms in {DURATION_S:g} s, seen {len(behind)} times, long tasks: {len(long)}, {sum(long):.0f} ms, longest {max(long, default=0):.0f} ms"
-            )
+            print(f"{NUM_ROOMS} rooms in {DURATION_S:g} s, looked at {len(behind)} times; {len(long)} long tasks, {sum(long):.0f} ms of them")
             assert sum(long) / 1e3 <= MAX_LONG_SHARE * DURATION_S
             assert await page.evaluate("window.violations") == []
             assert complaints() == []
