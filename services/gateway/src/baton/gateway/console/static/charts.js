@@ -1,12 +1,11 @@
 // Latencies of the last minutes: a dot a request, lines for p50 and p99, on a logarithmic scale.
 
 import { byId, say, svg, time } from "./dom.js";
+import { LONG } from "./store.js";
 
 const MINUTE_MS = 60000;
 const MAX_MINUTES = 5;
 const WINDOW_MS = 5000;
-//: A prompt of so many tokens is long: it is marked, because it is what delays others.
-export const LONG = 1024;
 const HEIGHT = 190;
 const [LEFT, RIGHT, TOP, BOTTOM] = [46, 30, 8, 20];
 
@@ -36,7 +35,7 @@ export class Chart {
     const since = Math.min(now, ...[...this.store.series].filter(([, point]) => point[0]).map(([number]) => Number(number) * WINDOW_MS));
     this.minutes = Math.min(MAX_MINUTES, Math.max(1, Math.ceil((now - since) / MINUTE_MS)));
     const oldest = now - this.minutes * MINUTE_MS;
-    const dots = [...this.store.ended.values()].filter((one) => one[this.name] > 0 && one.at > oldest);
+    const dots = [...this.store.dots.values()].flatMap(({ usual, special }) => [...usual, ...special]).filter((one) => one[this.name] > 0 && one.at > oldest);
     const points = [...this.store.series].map(([number, point]) => ({
       at: (Number(number) + 0.5) * WINDOW_MS,
       p50: point[this.columns.p50],

@@ -1,8 +1,13 @@
 // What the page knows: the last snapshot and every change since.
 
+//: A prompt of so many tokens is long: it is marked, because it is what delays others.
+export const LONG = 1024;
+
 const KEPT = 300;
 const FAILED_KEPT = 100;
 const POINTS = 60;
+const WINDOW_MS = 5000;
+const DOTS = 24; // of each window of the charts, and as many of those that stand out
 const KEYED = ["servers", "pairs", "live", "series"];
 
 export class Store {
@@ -15,6 +20,7 @@ export class Store {
     this.ended = new Map(); // number -> request, oldest first
     this.num_kept = 0;
     this.num_failed_kept = 0;
+    this.dots = new Map(); // window of the charts -> {usual, special: requests, num}
     this.clock = { now: 0, at: 0, unix: 0 };
   }
 
@@ -51,6 +57,7 @@ export class Store {
     for (const section of KEYED) this[section] = new Map(Object.entries(data[section]));
     this.ended = new Map();
     this.num_kept = this.num_failed_kept = 0;
+    this.dots = new Map();
     return new Set(["about", "counts", "causes", "problems", "ended", ...KEYED]);
   }
 
@@ -62,10 +69,26 @@ export class Store {
   add(one) {
     if (this.ended.has(one.n)) return;
     this.ended.set(one.n, one);
+    this.sample(one);
     if (one.failure) this.num_failed_kept += 1;
     else this.num_kept += 1;
     if (this.num_kept > KEPT) this.drop(false);
     if (this.num_failed_kept > FAILED_KEPT) this.drop(true);
+  }
+
+  /** The charts reach back further than the list: an even sample of each window, and all that is long or failed while there is place. */
+  sample(one) {
+    const window = Math.floor(one.at / WINDOW_MS);
+    const dots = this.dots.get(window) ?? { usual: [], special: [], num: 0 };
+    this.dots.set(window, dots);
+    while (this.dots.size > POINTS) this.dots.delete(Math.min(...this.dots.keys()));
+    if ((one.failure || one.prompt >= LONG) && dots.special.length < DOTS) {
+      dots.special.push(one);
+      return;
+    }
+    dots.num += 1;
+    const place = dots.usual.length < DOTS ? dots.usual.length : Math.floor(Math.random() * dots.num);
+    if (place < DOTS) dots.usual[place] = one;
   }
 
   drop(failed) {
