@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 import shutil
 import subprocess
@@ -156,8 +155,6 @@ def test_systemd_units(tmp_path: Path) -> None:
 def test_the_collector_names_only_parts_that_it_has() -> None:
     collector = yaml.safe_load((DEPLOY / "observability" / "collector.yaml").read_text())
     have = {kind: set(collector.get(kind, {})) for kind in ("receivers", "processors", "exporters")}
-    have["receivers"] |= set(collector["connectors"])
-    have["exporters"] |= set(collector["connectors"])
     for name, pipeline in collector["service"]["pipelines"].items():
         for kind, parts in pipeline.items():
             assert set(parts) <= have[kind], f"pipeline {name}: {kind}"
@@ -165,22 +162,20 @@ def test_the_collector_names_only_parts_that_it_has() -> None:
     assert set().union(*have.values()) == used, "parts that no pipeline has do nothing"
 
 
-def test_the_dashboard_asks_for_what_is_counted() -> None:
-    rules = yaml.safe_load((DEPLOY / "observability" / "rules.yaml").read_text())["groups"][0]["rules"]
-    recorded = {rule["record"] for rule in rules if "record" in rule}
-    namespace = yaml.safe_load((DEPLOY / "observability" / "collector.yaml").read_text())["connectors"]["spanmetrics"]["namespace"]
-    counted = {f"{namespace}_calls_total", *(f"{namespace}_duration_seconds_{part}" for part in ("sum", "count", "bucket"))}
-    dashboard = json.loads((DEPLOY / "observability" / "grafana" / "dashboards" / "baton.json").read_text())
-    expressions = [target["expr"] for panel in dashboard["panels"] for target in panel["targets"]] + [rule["expr"] for rule in rules]
-    assert len(expressions) > 10
-    for expression in expressions:
-        for name in re.findall(r"\bbaton[_:][a-z_:]+", re.sub(r'"[^"]*"', "", expression)):
-            assert name in recorded | counted, f"{expression}: nobody counts {name}"
-    scaled = documents((DEPLOY / "k8s" / "components" / "autoscaling" / "adapter.yaml").read_text())[0]["rules"]["external"][0]
-    assert scaled["seriesQuery"] in recorded
-
-
-def test_prometheus_reads_its_files() -> None:
-    if shutil.which("promtool") is None:
-        pytest.skip("PROMETHEUS' FILES WERE NOT READ BY PROMETHEUS: there is no promtool (Debian: prometheus)")
-    run("promtool", "check", "config", str(DEPLOY / "observability" / "prometheus.yaml"))
+def test_prometheus_finds_every_service_on_its_port(tmp_path: Path) -> None:
+    """In compose by its configuration, in Kubernetes by annotations, where services really listen. Rules and dashboard: tests/test_alerts.py."""
+    ports = {}
+    for service, flag in re.findall(r"`BATON_(\w+)_METRICS_PORT` \| `--metrics-port` \| integer \| `(\d+)`", (ROOT / "docs" / "environment.md").read_text()):
+        ports[service.lower()] = int(flag)
+    assert set(ports) == {"gateway", "prefill", "decode"}
+    scraped = yaml.safe_load((DEPLOY / "observability" / "prometheus.yaml").read_text())["scrape_configs"]
+    found = {job["dns_sd_configs"][0]["names"][0]: job["dns_sd_configs"][0]["port"] for job in scraped}
+    assert found == ports
+    whole = [document for document in rendered(tmp_path, DEPLOY / "k8s" / "base") if "template" in document.get("spec", {})]
+    for document in whole:
+        pod = document["spec"]["template"]
+        container = pod["spec"]["containers"][0]
+        port = ports[document["metadata"]["name"].removeprefix("baton-")]
+        assert pod["metadata"]["annotations"] == {"prometheus.io/scrape": "true", "prometheus.io/port": str(port)}
+        assert {"name": "metrics", "containerPort": port} in [{"name": one["name"], "containerPort": one["containerPort"]} for one in container["ports"]]
+        assert {"name": "OTEL_METRICS_EXPORTER", "value": "prometheus"} in container["env"]
