@@ -164,9 +164,9 @@ def test_the_collector_names_only_parts_that_it_has() -> None:
 
 def test_prometheus_finds_every_service_on_its_port(tmp_path: Path) -> None:
     """In compose by its configuration, in Kubernetes by annotations, where services really listen. Rules and dashboard: tests/test_alerts.py."""
-    ports = {}
-    for service, flag in re.findall(r"`BATON_(\w+)_METRICS_PORT` \| `--metrics-port` \| integer \| `(\d+)`", (ROOT / "docs" / "environment.md").read_text()):
-        ports[service.lower()] = int(flag)
+    settings = (ROOT / "docs" / "environment.md").read_text()
+    told = re.findall(r"`BATON_(\w+)_METRICS_PORT` \| `--metrics-port` \| integer \| `(\d+)`", settings)
+    ports = {service.lower(): int(port) for service, port in told}
     assert set(ports) == {"gateway", "prefill", "decode"}
     scraped = yaml.safe_load((DEPLOY / "observability" / "prometheus.yaml").read_text())["scrape_configs"]
     found = {job["dns_sd_configs"][0]["names"][0]: job["dns_sd_configs"][0]["port"] for job in scraped}
@@ -177,5 +177,5 @@ def test_prometheus_finds_every_service_on_its_port(tmp_path: Path) -> None:
         container = pod["spec"]["containers"][0]
         port = ports[document["metadata"]["name"].removeprefix("baton-")]
         assert pod["metadata"]["annotations"] == {"prometheus.io/scrape": "true", "prometheus.io/port": str(port)}
-        assert {"name": "metrics", "containerPort": port} in [{"name": one["name"], "containerPort": one["containerPort"]} for one in container["ports"]]
+        assert ("metrics", port) in [(one["name"], one["containerPort"]) for one in container["ports"]]
         assert {"name": "OTEL_METRICS_EXPORTER", "value": "prometheus"} in container["env"]
