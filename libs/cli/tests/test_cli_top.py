@@ -31,7 +31,7 @@ def snapshot(kept: int = 2) -> bytes:
     return json.dumps(
         {
             "now": 12_000, "unix": 0, "kept": kept, "problems": [], "causes": [["decode", "TRANSFERRING", "decode_lost", 1]],
-            "about": {"gateway": "gw", "model": "tiny", "processes": 1, "process": 0, "ready": True, "draining": False, "num_pairs": 1},
+            "about": {"gateway": "gw", "model": "tiny", "processes": 1, "process": 0, "ready": True, "draining": False, "num_pairs": 1, "away": []},
             "servers": {"a": server | {"address": "10.0.0.1:8004"}},
             "pairs": {"a-b": {"prefill": "prefill-1", "decode": "decode-1", "transport": "rc_mlx5", "gb_per_s": 42.5}},
             "live": {"beef": {"state": "WAITING", "accepted": 9_000, "entered": 10_000, "prompt": 5, "tokens": 0, "servers": ["decode-1"]}},

@@ -5,13 +5,14 @@ from __future__ import annotations
 import asyncio
 import json
 import math
+from collections import Counter
 from contextlib import aclosing
-from typing import Any
 
 import grpc
 import grpc.aio
 import httpx
 import pytest
+from gateway_feed import Page
 from gateway_harness import Stack, ask, eventually, failure_of
 from gateway_worker import silence
 from hypothesis import given
@@ -20,7 +21,9 @@ from hypothesis import strategies as st
 from baton.gateway.console import feed as feed_module
 from baton.gateway.console.feed import MAX_FRAMES, MAX_READERS
 from baton.gateway.console.history import MAX_CAUSES, NUM_FAILED_KEPT, NUM_KEPT, OTHER, Ended, History
-from baton.gateway.console.seconds import GROWTH, NUM_SECONDS, Seconds
+from baton.gateway.console.rows import dump
+from baton.gateway.console.seconds import GROWTH, NUM_SECONDS, Seconds, Window, percentile
+from baton.gateway.console.siblings import Siblings, told_window
 from baton.gateway.console.view import changes
 from baton.gateway.report import Passage
 from baton.gateway.room import Room
@@ -46,9 +49,10 @@ def test_percentiles_are_right_within_half_a_bucket(values: list[float]) -> None
         seconds.add(7, failed=False, num_tokens=1, ttft_ms=value, itl_ms=0)
     window = seconds.window(5, 5)
     exact = sorted(values)[math.ceil(0.99 * len(values)) - 1]
-    assert window.ttft_p99 is not None
-    assert exact / math.sqrt(GROWTH) * 0.999 <= window.ttft_p99 <= exact * math.sqrt(GROWTH) * 1.001
-    assert (window.num, window.num_tokens, window.itl_p50) == (len(values), len(values), None)
+    found = percentile(window.ttft, 0.99)
+    assert found is not None
+    assert exact / math.sqrt(GROWTH) * 0.999 <= found <= exact * math.sqrt(GROWTH) * 1.001
+    assert (window.num, window.num_tokens, percentile(window.itl, 0.5)) == (len(values), len(values), None)
 
 
 def test_seconds_forget_what_is_older_than_the_ring() -> None:
@@ -76,6 +80,29 @@ def test_failures_outlive_a_flood_of_successes_and_everything_is_bounded() -> No
     assert history.num_ended == 1 + 2 * NUM_KEPT + NUM_FAILED_KEPT + MAX_CAUSES
 
 
+def test_a_process_that_is_started_anew_is_heard_from_its_beginning_and_one_that_is_away_has_nothing_open() -> None:
+    siblings = Siblings((1, 2))
+    row = {"n": 1, "at": 5, "name": "a"}
+    counts = {"states": {"WAITING": 2}, "open": 2, "queued": 1, "max_rooms": 9, "ended": 4, "failed": 1, "refused": 0, "retried": 0}
+    window = Window(3, 1, 30, Counter({4: 3}), Counter({2: 1}))
+    told = {"started": 7, "ended": [row], "counts": counts, "live": {"b": {}}, "rooms": {"place": 2}, "causes": [["client", "WAITING", "gone", 1]]}
+    siblings.take(1, json.loads(dump(told | {"windows": {"3": told_window(window)}})))
+    assert siblings.question(1) == {"started": 7, "after": 4}
+    (part,) = siblings.parts
+    assert part.window(3) == window
+    assert part.window(3) + window == Window(6, 2, 60, Counter({4: 6}), Counter({2: 2}))
+    assert part.window(4) == Window()
+    assert siblings.num_rooms("place") == 2
+    siblings.lost(1)
+    assert (siblings.away, siblings.num_rooms("place"), siblings.parts[0].counts["open"], siblings.parts[0].counts["ended"]) == ([1], 0, 0, 4)
+    siblings.take(1, told | {"started": 8, "counts": counts | {"ended": 1}, "windows": {}})
+    assert siblings.away == []
+    assert siblings.parts[0].window(3) == Window()
+    numbers = [one.row["n"] for one in siblings.after(0)]
+    assert len(set(numbers)) == 2
+    assert [one.row["n"] for one in siblings.after(1)] == numbers[1:]
+
+
 rows = st.dictionaries(st.sampled_from("abcd"), st.integers(0, 3))
 
 
@@ -91,47 +118,10 @@ def test_changes_make_the_one_view_into_the_other(before: dict[str, int], after:
 # --- the feed over HTTP -----------------------------------------------------------------------------------------------------------
 
 
-class Page:
-    """What a page knows that follows the feed, as the console's own store does."""
-
-    def __init__(self) -> None:
-        self.known: dict[str, Any] = {}
-        self.ended: dict[int, dict[str, Any]] = {}
-        self.num_snapshots = self.num_deltas = self.num_skipped = 0
-        self.text = ""
-
-    def take(self, kind: str, data: dict[str, Any]) -> None:
-        if kind == "snapshot":
-            self.known, self.ended = data, {}
-            self.num_snapshots += 1
-            return
-        self.num_deltas += kind == "delta"
-        self.num_skipped += data.get("skipped", 0)
-        self.ended |= {row["n"]: row for row in data.pop("ended")}
-        for section, value in data.items():
-            if isinstance(value, dict) and set(value) == {"set", "gone"}:
-                known = self.known[section]
-                self.known[section] = {key: row for key, row in known.items() if key not in value["gone"]} | value["set"]
-            else:
-                self.known[section] = value
-
-    async def follow(self, stack: Stack, key: str = "") -> None:
-        headers = {"authorization": f"Bearer {key}"} if key else {}
-        async with httpx.AsyncClient(base_url=stack.http, timeout=30) as client, client.stream("GET", "/console/feed", headers=headers) as answer:
-            assert answer.status_code == 200
-            kind = ""
-            async for line in answer.aiter_lines():
-                self.text += line + "\n"
-                if line.startswith("event: "):
-                    kind = line.removeprefix("event: ")
-                elif line.startswith("data: "):
-                    self.take(kind, json.loads(line.removeprefix("data: ")))
-
-
 @pytest.fixture
 async def watched(split: Stack):
     page = Page()
-    task = asyncio.create_task(page.follow(split))
+    task = asyncio.create_task(page.follow(split.http))
     await eventually(lambda: page.num_snapshots == 1)
     yield split, page
     task.cancel()
@@ -225,7 +215,7 @@ async def test_readers_are_bounded(split: Stack) -> None:
 async def test_a_reader_that_leaves_is_forgotten(split: Stack) -> None:
     console = split.gateway.console
     assert console is not None
-    task = asyncio.create_task(Page().follow(split))
+    task = asyncio.create_task(Page().follow(split.http))
     await eventually(lambda: console.feed.num_readers == 1)
     task.cancel()
     await eventually(lambda: console.feed.num_readers == 0)
@@ -245,7 +235,7 @@ async def guarded(stack_of, tmp_path) -> Stack:
 
 async def test_a_client_is_told_no_address_room_or_request_id_and_an_operator_is(guarded: Stack) -> None:
     pages = {key: Page() for key in (CLIENT, ADMIN)}
-    tasks = [asyncio.create_task(page.follow(guarded, key)) for key, page in pages.items()]
+    tasks = [asyncio.create_task(page.follow(guarded.http, key)) for key, page in pages.items()]
     await eventually(lambda: all(page.num_snapshots for page in pages.values()))
     report = (await guarded.reply(ask("hello", request_id="somebody-elses"))).last.report
     await guarded.decode.kill()
@@ -280,7 +270,7 @@ async def test_without_a_key_there_is_a_page_and_no_feed(guarded: Stack) -> None
 
 async def test_a_withdrawn_key_ends_its_feed(guarded: Stack, tmp_path) -> None:
     page = Page()
-    task = asyncio.create_task(page.follow(guarded, CLIENT))
+    task = asyncio.create_task(page.follow(guarded.http, CLIENT))
     await eventually(lambda: page.num_snapshots == 1)
     (tmp_path / "new").write_text(f"{ADMIN_RECORD.line()}\n")
     (tmp_path / "new").rename(tmp_path / "keys")

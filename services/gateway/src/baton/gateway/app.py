@@ -129,6 +129,7 @@ class Gateway:
         self.discovery.serve(self.grpc, doorkeeper)
         if self.console is not None:
             self.console.serve(self.grpc)
+            self.console.join(self.discovery.relay)
         front = OpenAIFront(
             inference,
             self.rooms,

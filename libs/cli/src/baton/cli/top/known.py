@@ -32,8 +32,8 @@ class Known:
             return
         for row in heard.pop("ended"):
             self.ended[row["n"]] = row
-        for number in sorted(self.ended)[:-MAX_ENDED]:
-            del self.ended[number]
+        for row in self.newest()[MAX_ENDED:]:
+            del self.ended[row["n"]]
         for name, value in heard.items():
             if name in KEYED:
                 self._change(name, value)
@@ -47,8 +47,9 @@ class Known:
         self.sections[name] = rows
 
     def newest(self, *, only_failed: bool = False) -> list[Row]:
-        """Requests that have ended, newest first."""
-        return [self.ended[number] for number in sorted(self.ended, reverse=True) if not only_failed or "failure" in self.ended[number]]
+        """Requests that have ended, newest first. Their numbers are in the order in which the gateway told them."""
+        rows = sorted(self.ended.values(), key=lambda row: (row["at"], row["n"]), reverse=True)
+        return [row for row in rows if not only_failed or "failure" in row]
 
     def as_json(self) -> Row:
         """All of it, for scripts."""

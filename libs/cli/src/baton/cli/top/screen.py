@@ -57,7 +57,9 @@ def draw(known: Known, choice: Choice, height: int) -> RenderableType:
 def _head(known: Known, choice: Choice) -> Text:
     about, counts = known.sections["about"], known.sections["counts"]
     state = "draining" if about["draining"] else "ready" if about["ready"] else "not ready"
-    process = f" process {about['process']} of {about['processes']} (what this one has seen)" if about["processes"] > 1 else ""
+    process = f" {about['processes']} processes" if about["processes"] > 1 else ""
+    if about["away"]:
+        process += f" (without process {', '.join(map(str, about['away']))}, which does not answer)"
     text = Text.assemble((f"{about['gateway']}", "bold"), f" {about['model']}{process}  ", (state, "green" if state == "ready" else "bold red"))
     if choice.note:
         text.append(f"  {choice.note}", "bold red")

@@ -15,13 +15,16 @@ from baton.gateway.config import GatewaySettings
 from baton.gateway.console.feed import Feed
 from baton.gateway.console.front import ConsoleFront
 from baton.gateway.console.history import History
+from baton.gateway.console.link import Link
 from baton.gateway.console.pages import Pages
 from baton.gateway.console.recorder import Recorder
 from baton.gateway.console.rows import Names, ms
+from baton.gateway.console.siblings import Siblings
 from baton.gateway.console.view import Sources
 from baton.gateway.console.watch import SERVICE, ConsoleServicer
 from baton.gateway.fleet import Fleet
 from baton.gateway.gate import Gate
+from baton.gateway.processes.relay import Relay
 from baton.gateway.rooms import RoomTable
 from baton.servicekit import GrpcServer
 from baton.wire.v1 import console_pb2_grpc
@@ -43,7 +46,10 @@ class Console:
         history = History()
         self.recorder = Recorder(history)
         rooms.on_closed = self.recorder.closed
-        self.feed = Feed(Sources(rooms, gate, fleet, history, about, Names(secrets.token_bytes(16))))
+        own = settings.process_index
+        siblings = Siblings([index for index in range(settings.processes) if index != own] if own is not None else ())
+        self._sources = Sources(rooms, gate, fleet, history, about, Names(secrets.token_bytes(16)), siblings)
+        self.feed = Feed(self._sources)
         self._doorkeeper = doorkeeper
         self._front = ConsoleFront(self.feed, fleet, doorkeeper, Pages(), settings.http_body_timeout_s)
 
@@ -53,6 +59,11 @@ class Console:
     def serve(self, server: GrpcServer) -> None:
         """Before the server starts."""
         server.add(console_pb2_grpc.add_ConsoleServicer_to_server, ConsoleServicer(self.feed, self._doorkeeper), SERVICE)
+
+    def join(self, relay: Relay | None) -> None:
+        """With the other processes of this gateway, where there are any, the feed is that of all."""
+        if relay is not None:
+            self.feed.refresh = Link(relay, self._sources).ask
 
     def run(self) -> Coroutine[Any, Any, None]:
         """To run for as long as the gateway serves."""

@@ -5,11 +5,12 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import deque
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Awaitable, Callable
 from dataclasses import dataclass, field
 
-from baton.gateway.console.history import Ended
-from baton.gateway.console.rows import dump, ended_row, ms
+from baton.gateway.console.history import NUM_FAILED_KEPT, NUM_KEPT, Ended
+from baton.gateway.console.rows import dump, ended_row, ms, withheld
+from baton.gateway.console.siblings import Foreign
 from baton.gateway.console.view import Sources, View, changes, look, look_at_fleet, look_at_requests, series
 from baton.gateway.errors import OverloadedError
 
@@ -22,6 +23,8 @@ QUIET_TICKS = 12
 MAX_ENDED_A_TICK = 50
 #: Requests a message of the whole view, so that encoding them holds nobody up.
 ENDED_A_MESSAGE = 25
+#: Of all processes together.
+MAX_KEPT = NUM_KEPT + NUM_FAILED_KEPT
 #: What may wait for one reader. One more, and it gets the whole view when it reads again.
 MAX_FRAMES = 16
 MAX_READERS = 64
@@ -52,7 +55,8 @@ class _Audience:
     operator: bool
     readers: set[_Reader] = field(default_factory=set)
     view: View = field(default_factory=dict)
-    told: int = 0
+    #: Numbers of the last requests that were told: of this process, and of its siblings.
+    told: tuple[int, int] = (0, 0)
     num_quiet: int = 0
 
 
@@ -60,6 +64,8 @@ class Feed:
     """`run` for as long as the gateway serves; `close` ends every reader. Without readers it does nothing."""
 
     def __init__(self, sources: Sources) -> None:
+        #: Asks the other processes of this gateway what they have.
+        self.refresh: Callable[[], Awaitable[None]] | None = None
         self._sources = sources
         self._audiences = {operator: _Audience(operator) for operator in (False, True)}
         self._watched = asyncio.Event()
@@ -75,7 +81,10 @@ class Feed:
             raise OverloadedError(f"{MAX_READERS} readers watch this gateway's console already, which is the limit: close one")
         audience, reader = self._audiences[operator], _Reader()
         if not audience.readers:
-            self._begin(audience)
+            if self.refresh is not None:
+                await self.refresh()
+            if not audience.readers:  # nobody came meanwhile
+                self._begin(audience)
         audience.readers.add(reader)
         self._watched.set()
         try:
@@ -98,6 +107,8 @@ class Feed:
                 self._watched.clear()
                 await self._watched.wait()
             await asyncio.sleep(TICK_S)
+            if self.refresh is not None:
+                await self.refresh()
             ticks += 1
             for audience in self._audiences.values():
                 if audience.readers:
@@ -114,14 +125,22 @@ class Feed:
 
     def _begin(self, audience: _Audience) -> None:
         audience.view = look(self._sources, time.monotonic(), operator=audience.operator)
-        audience.told = self._sources.history.num_ended
+        audience.told = self._num_ended()
+
+    def _num_ended(self) -> tuple[int, int]:
+        return self._sources.history.num_ended, self._sources.siblings.num_ended
+
+    def _after(self, told: tuple[int, int]) -> list[Ended | Foreign]:
+        """What has ended since, oldest first."""
+        return sorted([*self._sources.history.after(told[0]), *self._sources.siblings.after(told[1])], key=lambda one: one.at_ms)
 
     async def _whole(self, audience: _Audience, reader: _Reader) -> AsyncGenerator[Frame, None]:
         """As of the last tick: what has happened since comes with the next one, and waits meanwhile."""
         now = time.monotonic()
         reader.behind = False
-        kept = [one for one in self._sources.history.after(0) if one.number <= audience.told]
-        head = self._clock(now) | audience.view | {"series": series(self._sources.history, now), "kept": len(kept)}
+        later = {id(one) for one in self._after(audience.told)}
+        kept = [one for one in self._after((0, 0)) if id(one) not in later][-MAX_KEPT:]
+        head = self._clock(now) | audience.view | {"series": series(self._sources, now), "kept": len(kept)}
         yield "snapshot", dump(head)
         for first in range(0, len(kept), ENDED_A_MESSAGE):
             yield "ended", b'{"ended":[%b]}' % self._rows(kept[first : first + ENDED_A_MESSAGE], audience)
@@ -134,9 +153,9 @@ class Feed:
             seen |= look_at_fleet(self._sources, operator=operator)
         delta = changes(audience.view, seen)
         audience.view = audience.view | seen
-        news = self._sources.history.after(audience.told)
-        num_new = self._sources.history.num_ended - audience.told
-        audience.told = self._sources.history.num_ended
+        news = self._after(audience.told)
+        num_new = sum(self._num_ended()) - sum(audience.told)
+        audience.told = self._num_ended()
         audience.num_quiet += 1
         if not delta and not num_new and audience.num_quiet < QUIET_TICKS:
             return
@@ -151,9 +170,10 @@ class Feed:
         """`now`: the clock of every other time in the feed; `unix`: the same moment."""
         return {"now": ms(now), "unix": round(time.time() * 1e3)}
 
-    def _rows(self, ended: list[Ended], audience: _Audience) -> bytes:
+    def _rows(self, ended: list[Ended | Foreign], audience: _Audience) -> bytes:
         operator = audience.operator
         for one in ended:
             if operator not in one.rows:
-                one.rows[operator] = dump(ended_row(one, self._sources.names, operator=operator))
+                row = one.row if isinstance(one, Foreign) else ended_row(one, self._sources.names)
+                one.rows[operator] = dump(row if operator else withheld(row))
         return b",".join(one.rows[operator] for one in ended)

@@ -16,7 +16,7 @@ from baton.gateway.callers import Doorkeeper
 from baton.gateway.console.feed import Feed, Frame
 from baton.gateway.console.pages import HEADERS, Pages
 from baton.gateway.discovery.drain import drain_instance
-from baton.gateway.errors import GatewayError, MissingFieldError
+from baton.gateway.errors import DrainingError, GatewayError, MissingFieldError
 from baton.gateway.fleet import Fleet
 from baton.gateway.http.body import read_json_object
 from baton.gateway.http.errors import error_response, json_response
@@ -102,6 +102,9 @@ class _Events(Response):
             if not started:
                 await error_response(error)(scope, receive, send)
                 return
+        if not started:  # the gateway ends
+            await error_response(DrainingError())(scope, receive, send)
+            return
         await send({"type": "http.response.body", "body": b"", "more_body": False})
 
 

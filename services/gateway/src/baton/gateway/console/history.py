@@ -43,6 +43,10 @@ class Ended:
     #: As it is told, by audience; made when somebody first asks.
     rows: dict[bool, bytes] = field(default_factory=dict)
 
+    @property
+    def at_ms(self) -> int:
+        return round(self.ended_at * 1e3)
+
 
 class History:
     """Adding one is a constant amount of work; memory is bounded by NUM_KEPT + NUM_FAILED_KEPT requests and NUM_SECONDS seconds."""

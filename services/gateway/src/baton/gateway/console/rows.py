@@ -13,12 +13,15 @@ from typing import Any
 from baton.gateway.console.history import Ended
 from baton.gateway.live_room import LiveRoom
 from baton.gateway.report import room_report
+from baton.gateway.retry import FailedAttempt
 from baton.gateway.withheld import without_addresses
 from baton.gateway.worker import Worker
 from baton.wire.status import origin_name, stage_name
 from baton.wire.v1 import common_pb2, inference_pb2, worker_pb2
 
 Row = dict[str, Any]
+
+FOR_OPERATORS = ("room", "id")
 
 
 def ms(at: float) -> int:
@@ -47,21 +50,32 @@ class Names:
 # --- requests ---------------------------------------------------------------------------------------------------------------------
 
 
-def live_row(room: LiveRoom, *, operator: bool) -> Row:
+def live_row(room: LiveRoom) -> Row:
+    """For operators."""
     passage, machine = room.passage, room.machine
-    row: Row = {
+    return {
         "state": machine.state.name,
         "accepted": ms(passage.accepted_at),
         "entered": ms(machine.entered[machine.state]),
         "prompt": room.num_prompt_tokens,
         "tokens": passage.num_tokens,
         "servers": list(passage.servers),
+        "room": str(room.room),
     }
-    return row | {"room": str(room.room)} if operator else row
 
 
-def ended_row(one: Ended, names: Names, *, operator: bool) -> Row:
-    """The waterfall's numbers are those of the report that the API returns: both are made by `room_report`."""
+def withheld(row: Row) -> Row:
+    """A row of a request without what only operators are told."""
+    kept = {name: value for name, value in row.items() if name not in FOR_OPERATORS}
+    if "failure" in row:
+        kept["failure"] = row["failure"] | {"text": without_addresses(row["failure"]["text"])}
+    if "attempts" in row:
+        kept["attempts"] = [withheld(attempt) for attempt in row["attempts"]]
+    return kept
+
+
+def ended_row(one: Ended, names: Names) -> Row:
+    """For operators. The waterfall's numbers are those of the report that the API returns: both are made by `room_report`."""
     usage = inference_pb2.Usage(prompt_tokens=one.prompt_tokens, completion_tokens=one.completion_tokens)
     report = room_report(one.room, one.machine, one.passage, usage, one.ended_at, one.attempts, one.num_recomputed)
     row: Row = {
@@ -79,30 +93,31 @@ def ended_row(one: Ended, names: Names, *, operator: bool) -> Row:
         "servers": list(one.passage.servers),
         "local": report.prefilled_on_decode,
         "recomputed": report.recomputed_tokens,
+        "room": str(one.room),
+        "id": one.request_id,
     }
     if report.HasField("transfer"):
         row["transfer"] = _transfer(report.transfer)
     if one.failure is not None:
-        row["failure"] = failure_row(one.failure, operator=operator)
-    if report.failed_attempts:
-        row["attempts"] = [_attempt(attempt, operator=operator) for attempt in report.failed_attempts]
-    return row | {"room": str(one.room), "id": one.request_id} if operator else row
+        row["failure"] = failure_row(one.failure)
+    if one.attempts:
+        row["attempts"] = [_attempt(attempt) for attempt in one.attempts]
+    return row
 
 
-def failure_row(failure: common_pb2.Failure, *, operator: bool) -> Row:
+def failure_row(failure: common_pb2.Failure) -> Row:
     return {
         "origin": origin_name(failure.origin),
         "stage": stage_name(failure.stage),
         "cause": failure.cause,
-        "text": failure.message if operator else without_addresses(failure.message),
+        "text": failure.message,
         "elapsed": failure.elapsed_ms,
         "allowed": failure.allowed_ms,
     }
 
 
-def _attempt(attempt: inference_pb2.FailedAttempt, *, operator: bool) -> Row:
-    servers = list(dict.fromkeys((attempt.prefill_instance, attempt.decode_instance)))
-    return {"servers": servers, "tokens": attempt.tokens_sent, "failure": failure_row(attempt.failure, operator=operator)}
+def _attempt(attempt: FailedAttempt) -> Row:
+    return {"servers": list(attempt.servers), "tokens": attempt.tokens_sent, "failure": failure_row(attempt.failure)}
 
 
 def _transfer(transfer: inference_pb2.TransferReport) -> Row:
@@ -128,14 +143,15 @@ def _round(value_ms: float) -> float:
 # --- the fleet --------------------------------------------------------------------------------------------------------------------
 
 
-def server_row(worker: Worker, *, operator: bool) -> Row:
+def server_row(worker: Worker, num_rooms_elsewhere: int, *, operator: bool) -> Row:
+    """num_rooms_elsewhere: rooms there of other processes of this gateway."""
     load, why = worker.load, worker.unusable_because or worker.avoided_because
     row: Row = {
         "role": worker.leg.value,
         "instance": worker.instance_id,
         "state": server_state(worker),
         "why": why if operator else without_addresses(why),
-        "rooms": worker.num_rooms,
+        "rooms": worker.num_rooms + num_rooms_elsewhere,
         "waiting": load.waiting,
         "running": load.running,
         "pages": {

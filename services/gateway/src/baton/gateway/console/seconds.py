@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from array import array
+from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
@@ -47,15 +48,22 @@ class _Second:
 
 @dataclass(frozen=True, slots=True)
 class Window:
-    """Some seconds together. Percentiles are milliseconds; None where no request had such a time."""
+    """Some seconds together. ttft, itl: bucket -> requests."""
 
-    num: int
-    num_failed: int
-    num_tokens: int
-    ttft_p50: float | None
-    ttft_p99: float | None
-    itl_p50: float | None
-    itl_p99: float | None
+    num: int = 0
+    num_failed: int = 0
+    num_tokens: int = 0
+    ttft: Counter[int] = field(default_factory=Counter)
+    itl: Counter[int] = field(default_factory=Counter)
+
+    def __add__(self, other: Window) -> Window:
+        return Window(
+            self.num + other.num,
+            self.num_failed + other.num_failed,
+            self.num_tokens + other.num_tokens,
+            self.ttft + other.ttft,
+            self.itl + other.itl,
+        )
 
 
 class Seconds:
@@ -81,29 +89,27 @@ class Seconds:
         """Seconds first, first + 1, ..., `width` of them; those that are too old or not there yet count nothing."""
         wanted = (self._ring[second % NUM_SECONDS] for second in range(first, first + width))
         slots = [slot for second, slot in zip(range(first, first + width), wanted, strict=True) if slot.second == second and slot.num]
-        ttft, itl = _sum(slot.ttft for slot in slots), _sum(slot.itl for slot in slots)
         return Window(
             sum(slot.num for slot in slots),
             sum(slot.num_failed for slot in slots),
             sum(slot.num_tokens for slot in slots),
-            percentile(ttft, 0.5),
-            percentile(ttft, 0.99),
-            percentile(itl, 0.5),
-            percentile(itl, 0.99),
+            _sum(slot.ttft for slot in slots),
+            _sum(slot.itl for slot in slots),
         )
 
 
-def _sum(counts: Iterable[array[int]]) -> list[int]:
-    return [sum(column) for column in zip(*counts, strict=True)]
+def _sum(counts: Iterable[array[int]]) -> Counter[int]:
+    summed = (sum(column) for column in zip(*counts, strict=True))
+    return Counter({bucket: count for bucket, count in enumerate(summed) if count})
 
 
-def percentile(counts: list[int], share: float) -> float | None:
-    """The value that `share` of all are not above, by nearest rank; None of nothing."""
-    rank = math.ceil(share * sum(counts))
+def percentile(counts: Counter[int], share: float) -> float | None:
+    """Milliseconds that `share` of all are not above, by nearest rank; None of nothing."""
+    rank = math.ceil(share * counts.total())
     if rank == 0:
         return None
-    for bucket, count in enumerate(counts):
-        rank -= count
+    for bucket in sorted(counts):
+        rank -= counts[bucket]
         if rank <= 0:
             return round(middle_of(bucket), 3)
     raise AssertionError("the counts add up to fewer than their sum")

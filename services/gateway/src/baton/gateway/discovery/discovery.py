@@ -68,6 +68,11 @@ class Discovery:
                 add(servicer, relay.private)
                 server.add(relay.register, name, name)
 
+    @property
+    def relay(self) -> Relay | None:
+        """After `serve`: the way to the other processes of this gateway, where there are any."""
+        return self._relay
+
     def _make_relay(self) -> Relay | None:
         settings = self._settings
         if settings.process_index is None or settings.process_folder is None or settings.processes == 1:

@@ -52,6 +52,28 @@ class Relay:
         channels, self._channels = self._channels, []
         await asyncio.gather(*(channel.close() for channel in channels), self.private.stop(0))
 
+    @property
+    def others(self) -> list[int]:
+        """The indexes of the other processes."""
+        return [index for index in range(self._num_processes) if index != self._index]
+
+    def answer(self, service: str, method: str, handler: Callable[[bytes], Awaitable[bytes]]) -> None:
+        """Answers siblings, and nobody else, on `method`. Before `start`."""
+
+        async def handle(request: bytes, context: _Context) -> bytes:
+            return await handler(request)
+
+        handlers: dict[str, grpc.RpcMethodHandler[bytes, bytes]] = {method: grpc.unary_unary_rpc_method_handler(handle)}
+        self.private.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(service, handlers),))
+
+    async def ask(self, index: int, service: str, method: str, request: bytes, timeout_s: float) -> bytes | None:
+        """What process `index` answers; None: it does not, or not in time."""
+        if not self._channels:  # stopped
+            return None
+        call: grpc.aio.UnaryUnaryMultiCallable[bytes, bytes] = self._channels[index].unary_unary(f"/{service}/{method}")
+        told = await _outcome(call(request, timeout=timeout_s))
+        return told if isinstance(told, bytes) else None
+
     def register(self, service: str, server: grpc.aio.Server) -> None:
         """Adds `service` to a public server."""
         start = f"/{service}/"

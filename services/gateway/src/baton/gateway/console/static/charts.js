@@ -83,9 +83,8 @@ export class Chart {
     for (const one of dots) picture.append(dot(one, scale.x(one.at), scale.y(one[this.name])));
     for (const name of ["p99", "p50"]) {
       for (const path of pieces(points, name, scale)) picture.append(svg("path", { class: `line ${name}`, d: path }));
-      const last = points.at(-1);
-      if (last) picture.append(svg("text", { class: "name-of-line", x: scale.x(last.at) + 5, y: scale.y(last[name]) + 3.5 }, name));
     }
+    picture.append(...names(points.at(-1), scale));
     return picture;
   }
 
@@ -101,6 +100,15 @@ function dot(one, x, y) {
   const kind = one.failure ? "dot failed" : "dot";
   if (one.prompt < LONG) return svg("circle", { class: kind, cx: x.toFixed(1), cy: y.toFixed(1), r: 2 });
   return svg("path", { class: `${kind} long`, d: `M${x.toFixed(1)} ${(y - 5).toFixed(1)}l5 5-5 5-5-5z` });
+}
+
+/** Each line says which it is, the upper one a little higher where both end at the same place. */
+function names(last, scale) {
+  if (!last) return [];
+  const low = scale.y(last.p50) + 3.5;
+  const high = Math.min(scale.y(last.p99) + 3.5, low - 11);
+  const x = scale.x(last.at) + 5;
+  return [svg("text", { class: "name-of-line", x, y: low }, "p50"), svg("text", { class: "name-of-line", x, y: high }, "p99")];
 }
 
 /** A line for each run of points without a gap; a point alone is a short dash. */

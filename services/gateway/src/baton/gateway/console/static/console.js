@@ -1,7 +1,7 @@
 // The page: the feed into the store, the store onto the screen, at most once a frame and charts once a second.
 
 import { Chart } from "./charts.js";
-import { Keyed, byId, count, h, say, time } from "./dom.js";
+import { Keyed, byId, count, h, say, style, time } from "./dom.js";
 import { Drain } from "./drain.js";
 import { EndedView } from "./ended.js";
 import { KeyNeeded, follow } from "./feed.js";
@@ -60,7 +60,7 @@ function showAbout() {
   say(
     byId("scope"),
     about.processes > 1
-      ? `Process ${about.process} of ${about.processes} of this gateway: requests, rooms and charts are those of this process alone, the fleet is seen by all.`
+      ? `Requests, rooms and charts are those of all ${about.processes} processes of this gateway${about.away.length ? `, without those of process ${about.away.join(", ")}, which does not answer now` : ""}.`
       : "Requests, rooms and charts are those of this gateway.",
   );
   status(document.body.dataset.feed);
@@ -71,6 +71,7 @@ function showTiles() {
   for (const [id, value] of [["open", counts.open], ["queued", counts.queued], ["count-ended", counts.ended], ["count-failed", counts.failed + counts.refused], ["count-retried", counts.retried]]) {
     say(byId(id), count(value));
   }
+  document.title = counts.open ? `${count(counts.open)} open · Baton` : "Baton";
   byId("count-failed").parentElement.classList.toggle("bad", counts.failed + counts.refused > 0);
   const last = String(Math.floor(store.now() / 1000 / WINDOW_S) - 1);
   const point = store.series.get(last);
@@ -87,19 +88,22 @@ function showProblems() {
 }
 
 function showCauses() {
-  causes.show(new Map(store.causes.map((row) => [row.slice(0, 3).join(" "), row])));
+  const most = Math.max(1, ...store.causes.map((row) => row[3]));
+  causes.show(new Map(store.causes.map((row) => [row.slice(0, 3).join(" "), { row, share: row[3] / most }])));
   byId("no-causes").hidden = store.causes.length > 0;
 }
 
 function cause() {
-  const [name, origin, stage, number] = [h("th", { scope: "row" }), h("td"), h("td"), h("td", { class: "num" })];
-  const update = (row) => {
+  const [name, origin, stage, number] = [h("th", { scope: "row", class: "name" }), h("td"), h("td"), h("span")];
+  const bar = h("span", { class: "share bad", "aria-hidden": "true" });
+  const update = ({ row, share }) => {
     say(name, row[2]);
     say(origin, row[0]);
     say(stage, row[1].toLowerCase());
     say(number, count(row[3]));
+    style(bar, "width", `${100 * share}%`);
   };
-  return { element: h("tr", {}, name, origin, stage, number), update };
+  return { element: h("tr", {}, name, origin, stage, h("td", { class: "num" }, number, bar)), update };
 }
 
 // --- the feed ---------------------------------------------------------------------------------------------------------------------

@@ -87,7 +87,7 @@ function showPages(bar, text, pages) {
 function pair() {
   const [from, to] = [h("span", { class: "name role-prefill" }), h("span", { class: "name role-decode" })];
   const [over, speed] = [h("td"), h("span")];
-  const bar = h("span", { class: "speed", "aria-hidden": "true" });
+  const bar = h("span", { class: "share", "aria-hidden": "true" });
   const element = h(
     "tr",
     {},
