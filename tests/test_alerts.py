@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import json
 import re
 import subprocess
@@ -88,6 +89,34 @@ def check_selector(where: str, selector: str, labels: dict[str, tuple[str, ...]]
         if label in labels and labels[label] != PEER_INSTANCE:
             for value in said.split("|") if "~" in operator else [said]:
                 assert value in (*labels[label], OTHER), f"{where} selects {label}={value!r}, which nobody says"
+
+
+#: Functions and classes that are given a cause as text.
+_SPEAKERS = re.compile(r"_?(failure|Failure|RefusedError|UnauthenticatedError|invalid|denied|misfit|refused|late|make)")
+#: Words of the same shape that such calls also have: authors, and the second half of "prefill_lost". And what ends no room and no request.
+_NO_CAUSES = {"client", "gateway", "prefill", "decode", "transfer", "lost", "silent", "model_folder", "server_not_connected", "server_not_found"}
+
+
+def causes_in_code() -> set[str]:
+    found = set()
+    for path in [*DEPLOY.parent.glob("services/*/src/**/*.py"), *DEPLOY.parent.glob("libs/*/src/**/*.py")]:
+        if not any(room in path.parts for room in ("gateway", "prefill", "decode", "workerkit", "engine")):
+            continue
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Assign) and any(isinstance(target, ast.Name) and target.id == "cause" for target in node.targets):
+                found |= {text.value for text in ast.walk(node.value) if isinstance(text, ast.Constant) and isinstance(text.value, str)}
+            elif isinstance(node, ast.keyword) and node.arg == "cause":
+                found |= {node.value.value} if isinstance(node.value, ast.Constant) else set()
+            elif isinstance(node, ast.Call) and _SPEAKERS.fullmatch(getattr(node.func, "id", getattr(node.func, "attr", ""))):
+                found |= {one.value for one in node.args if isinstance(one, ast.Constant) and isinstance(one.value, str)}
+    return {text for text in found if re.fullmatch(r"[a-z]+(_[a-z]+)*", text) and text not in _NO_CAUSES}
+
+
+def test_every_cause_that_the_code_names_is_in_the_table() -> None:
+    """Else it would be counted as `other`: add it to CAUSES."""
+    named = causes_in_code()
+    assert len(named) > 60
+    assert named - set(CAUSES) == set()
 
 
 def test_the_causes_of_the_document_are_the_tables() -> None:

@@ -116,6 +116,12 @@ class Net:
     def take_spare(self, party: str) -> None:
         ip("-n", self.namespace(party), "link", "del", self.spare(party))
 
+    def readdress_spare(self, party: str, old: int = 210, new: int = 220) -> None:
+        """The device stays, its address is of another network."""
+        number = PARTIES.index(party)
+        for word, network in (("del", old), ("add", new)):
+            ip("-n", self.namespace(party), "addr", word, f"{self._block}.{network + number}.1/30", "dev", self.spare(party))
+
     def spare(self, party: str) -> str:
         return f"b{self._key}s{party[:1]}"
 

@@ -32,7 +32,8 @@ decode's first token is answered by that pair instead ([tests/test_retry.py](../
 * **client sees**: gRPC code, cause, origin and stage of the status; *from its own gRPC* where no gateway was left to say more. Over HTTP the same
   failure has its status from the table in [errors.py](../services/gateway/src/baton/gateway/http/errors.py): UNAVAILABLE is 503,
   DEADLINE_EXCEEDED 504, or, in a stream that has begun, a last event with the error in it. *answered* and *stream goes on*: it sees nothing.
-* **counted**: what each service counts, and logs as `room failed`, as cause (origin).
+* **counted**: what each service counts ([baton_rooms_failed_total](metrics.md), and a failed bootstrap or transfer where it was one), and logs as
+  `room failed`, as cause (origin). [The test](../tests/test_fault_table.py) scrapes every service: each kill in each state moves those and no others.
 * **pages back**: when no page and no room was held any more on any server that lives.
 * **told**, **back**: seconds from the fault, in this run. A run under load takes longer. gRPC notices a peer that answers nothing after 5 s where
   something was under way, and after 15 s where all was quiet, so that some stops of 10 s are noticed and some are not.

@@ -163,6 +163,17 @@ def test_the_port_is_bounded_answers_side_by_side_and_only_one_path() -> None:
     metrics.shutdown()
 
 
+def test_processes_of_one_service_listen_side_by_side() -> None:
+    first, second = made(), made()
+    address = first.listen(HERE, ListenSettings(), lambda: None)["metrics"]
+    beside = MetricsSettings(exporter=("prometheus",), port=int(address.rpartition(":")[2]) - 1)
+    with pytest.raises(AddressUnavailableError):
+        second.listen(beside, ListenSettings(), lambda: None, port_offset=1)
+    first.shutdown()
+    assert second.listen(beside, ListenSettings(advertise_host="here"), lambda: None, port_offset=1)["metrics"] == f"here:{beside.port + 1}"
+    second.shutdown()
+
+
 def test_the_port_shows_and_asks_for_certificates(tmp_path: Path) -> None:
     authority = trustme.CA()
     certificate = authority.issue_cert("localhost", "127.0.0.1")

@@ -18,7 +18,7 @@ from baton.gateway.app import Gateway, running
 from baton.gateway.config import GatewaySettings
 from baton.gateway.model_folder import read_model_folder
 from baton.gateway.tokenizer import PromptTokenizer
-from baton.servicekit import ListenSettings, Tracing
+from baton.servicekit import ListenSettings, Tracing, configure_metrics
 from baton.wire.channel import CHANNEL_OPTIONS
 from baton.wire.status import failure_from_error
 from baton.wire.v1 import common_pb2, fleet_pb2, inference_pb2, inference_pb2_grpc, worker_pb2
@@ -64,6 +64,7 @@ class Stack:
 
     def __init__(self, gateway: Gateway, addresses: dict[str, str], workers: Sequence[ScriptedWorker], tokenizer: PromptTokenizer) -> None:
         self.gateway = gateway
+        self.addresses = addresses
         self.http = f"http://{addresses['http']}"
         self.grpc_address = addresses["grpc"]
         self.workers = list(workers)
@@ -179,13 +180,15 @@ async def start_stack(
     whole = GatewaySettings(**({"listen": ListenSettings(port=0), "http_port": 0, "model_path": folder, "model_name": MODEL} | named | settings))
     failures: list[BaseException] = []
     try:
-        async with running(whole, tokenizer, tracing or Tracing(None), "gateway-test", failures.append) as (gateway, addresses):
+        metrics = configure_metrics(whole.metrics, service="gateway", instance_id="gateway-test")
+        async with running(whole, tokenizer, tracing or Tracing(None), "gateway-test", failures.append, metrics) as (gateway, addresses):
             stack = Stack(gateway, addresses, workers, tokenizer)
             if wait_ready:
                 await stack.ready()
             yield stack
             await stack.channel.close()
         assert not failures
+        await asyncio.to_thread(metrics.shutdown)
     finally:
         for one in stack.workers if "stack" in locals() else workers:
             await one.kill()

@@ -11,7 +11,7 @@ from typing import TypeVar
 
 from opentelemetry import trace
 
-from baton.engine.types import EngineEvent, Failed, Failure, KVReady, Role, Token, Transferred
+from baton.engine.types import EngineEvent, Failed, Failure, KVReady, Role, Token, Transferred, TransferStats
 from baton.servicekit import FailedRoom, Metrics, extract_traceparent, get_logger
 from baton.wire.status import stage_name
 from baton.wire.v1 import common_pb2, worker_pb2
@@ -294,17 +294,36 @@ class WorkerFront:
         peer = "none" if not is_split else "decode" if role is Role.PREFILL else "prefill"
         self._failures[FailedRoom(failure.origin, stage, failure.cause, peer, is_split)] += 1
 
-    def _measure(self, event: EngineEvent) -> None:
-        if self._transfers is not None:
-            if isinstance(event, Transferred):
+    def _measure(self, entry: OpenRoom[GatewaySession], event: EngineEvent, at: float) -> None:
+        if isinstance(event, Transferred):
+            self._trace_transfer(entry, event.stats, at)
+            if self._transfers is not None:
                 self._transfers.transferred(event.stats)
-            elif isinstance(event, KVReady):
-                self._transfers.landed(event)
+        elif isinstance(event, KVReady) and self._transfers is not None:
+            self._transfers.landed(event)
+
+    def _trace_transfer(self, entry: OpenRoom[GatewaySession], stats: TransferStats, at: float) -> None:
+        """A span that is over already: from the room's first put until all were flushed."""
+        if not entry.span.is_recording():
+            return
+        end_ns = time.time_ns() - round((time.monotonic() - at) * 1e9)
+        begin_ns = end_ns - round(stats.duration_s * 1e9)
+        span = self._tracer.start_span("transfer", context=trace.set_span_in_context(entry.span), start_time=begin_ns)
+        span.set_attributes(
+            {
+                "baton.transport": stats.transport,
+                "baton.bytes": stats.num_bytes,
+                "baton.puts": stats.num_puts,
+                "baton.busy_ms": round(stats.busy_s * 1e3, 3),
+                "baton.exposed_ms": round(stats.exposed_s * 1e3, 3),
+            }
+        )
+        span.end(end_ns)
 
     def _note(self, entry: OpenRoom[GatewaySession], event: EngineEvent, at: float) -> None:
         name = type(event).__name__
         entry.span.add_event(name)
-        self._measure(event)
+        self._measure(entry, event, at)
         if isinstance(event, Failed):
             failure = event.failure
             log.warning(

@@ -89,6 +89,7 @@ class LiveRoom:
     def begin(self) -> None:
         """Sends both starts at once. A worker that cannot take its own fails the room like any other failure."""
         self._clock.start(self.machine.state)
+        self._span.add_event(self.machine.state.name)
         for worker, start in self._starts:
             if self.failure is not None:
                 break

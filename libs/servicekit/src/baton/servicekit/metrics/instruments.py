@@ -30,7 +30,7 @@ CAUSES = (
     "client_gone", "slow_reader", "deadline", "cancelled", "key_missing", "key_malformed", "key_unknown", "key_role", "key_concurrency",
     "key_rate", "key_tokens", "invalid_request", "malformed_body", "body_not_utf8", "body_too_large", "body_late", "missing_field",
     "wrong_type", "out_of_range", "unsupported", "stop_list", "prompt_empty", "prompt_too_long", "chat_template", "model_not_found",
-    "direct_request", "room_missing", "token_out_of_range", "max_tokens_out_of_range", "sampling_out_of_range", "wrong_leg",
+    "direct_request", "room_missing", "token_out_of_range", "max_tokens_out_of_range", "max_tokens_too_small", "sampling_out_of_range", "wrong_leg",
     # the gateway
     "bootstrap_timeout", "waiting_timeout", "transfer_timeout", "no_route", "overloaded", "queue_timeout", "queue_deadline", "gateway_draining",
     "gateway_stopped", "gateway_lost", "gateway_error", "worker_protocol", "token_conflict", "tokens_lost", "leg_not_ended", "stop_string",
@@ -41,7 +41,7 @@ CAUSES = (
     "bad_publication", "digest_failed", "digest_mismatch", "digest_missing", "doorbells_exhausted", "first_token_differs", "first_token_missing",
     "length_mismatch", "page_hash", "published_twice", "quiesced", "revoked", "declined", "room_unclaimed", "too_many_unmatched", "wrong_decode",
     "ticket", "ticket_forged", "ticket_key_unknown", "ticket_malformed", "ticket_memory_full", "ticket_missing", "ticket_expired",
-    "ticket_replayed", "ticket_unchecked", "ticket_wrong_room", "ticket_wrong_decode", "ticket_wrong_prefill",
+    "ticket_replayed", "ticket_unchecked", "ticket_wrong_room", "ticket_wrong_decode", "ticket_wrong_prefill", "way_lost",
 )  # fmt: skip
 
 _LATENCY_S = (0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.15, 0.25, 0.5, 0.75, 1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0)

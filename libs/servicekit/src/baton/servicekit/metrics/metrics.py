@@ -19,6 +19,9 @@ from baton.servicekit.metrics.listener import Context, MetricsListener
 from baton.servicekit.metrics.readers import Counted, CountedSource, readers
 from baton.servicekit.server import join_address
 
+#: How long a collector that does not answer may keep a service from ending.
+SHUTDOWN_MS = 5_000
+
 #: Values with their labels, as they are now. Called on a thread of the exporter's: read snapshots only, and change nothing.
 Observation = Callable[[], Iterable[tuple[float, Mapping[str, str]]]]
 
@@ -65,7 +68,7 @@ class Metrics:
         if not exporters:
             return
         resource = Resource.create({"service.name": f"baton-{service}", "service.instance.id": instance_id, "service.namespace": "baton"})
-        source = CountedSource(resource, self._counted)
+        source = CountedSource(self._counted)
         self._provider = MeterProvider(readers(exporters, source, self._registry), resource, shutdown_on_exit=False, views=_views())
 
     @property
@@ -137,7 +140,7 @@ class Metrics:
         if self._listener is not None:
             self._listener.close()
         if provider is not None:
-            provider.shutdown()
+            provider.shutdown(SHUTDOWN_MS)
 
     def _own(self, name: str) -> Instrument:
         instrument = BY_NAME[name]

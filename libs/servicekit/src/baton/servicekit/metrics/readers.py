@@ -16,11 +16,7 @@ from opentelemetry.sdk.metrics.export import (
     MetricReader,
     MetricsData,
     PeriodicExportingMetricReader,
-    ResourceMetrics,
-    ScopeMetrics,
 )
-from opentelemetry.sdk.resources import Resource
-from opentelemetry.sdk.util.instrumentation import InstrumentationScope
 from prometheus_client import CollectorRegistry
 
 from baton.servicekit.metrics.buckets import Buckets
@@ -30,27 +26,23 @@ from baton.servicekit.tracing import check_otlp_protocol
 #: (what it is, its labels, its counts)
 Counted = tuple[Instrument, dict[str, str], Buckets]
 
-_SCOPE = InstrumentationScope("baton")
-
 
 class CountedSource:
     """Histograms that services count themselves, as the SDK's data: it has no instrument that observes a whole histogram."""
 
-    def __init__(self, resource: Resource, counted: Sequence[Counted]) -> None:
-        self._resource = resource
+    def __init__(self, counted: Sequence[Counted]) -> None:
         self._counted = counted
         self._began_ns = time.time_ns()
 
-    def added_to(self, data: MetricsData | None) -> MetricsData:
-        metrics = [self._metric(*one) for one in self._counted]
-        resource_metrics = list(data.resource_metrics) if data is not None else []
-        if not metrics:
-            return MetricsData(resource_metrics)
-        if not resource_metrics:
-            return MetricsData([ResourceMetrics(self._resource, [ScopeMetrics(_SCOPE, metrics, "")], "")])
-        first = resource_metrics[0]
-        resource_metrics[0] = replace(first, scope_metrics=[*first.scope_metrics, ScopeMetrics(_SCOPE, metrics, "")])
-        return MetricsData(resource_metrics)
+    def added_to(self, data: MetricsData) -> MetricsData:
+        """`data` and these beside the others of their scope: OTLP's encoder keeps one scope of a name, and one resource.
+
+        The SDK gives no data where none of its own instruments was ever observed; every service has some.
+        """
+        resource, *more = data.resource_metrics
+        scope, *others = resource.scope_metrics
+        whole = replace(scope, metrics=[*scope.metrics, *(self._metric(*one) for one in self._counted)])
+        return MetricsData([replace(resource, scope_metrics=[whole, *others]), *more])
 
     def _metric(self, instrument: Instrument, labels: dict[str, str], buckets: Buckets) -> Metric:
         counts, total = list(buckets.counts), buckets.sum
