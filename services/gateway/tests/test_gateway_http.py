@@ -173,6 +173,8 @@ async def test_lost_paths_and_methods_answer_in_the_same_shape(raw: httpx.AsyncC
 
 CHAT = {"model": MODEL, "messages": USER}
 
+SURROGATE: tuple[str, list[str]] = ("invalid_request", ["has the lone surrogate \\ud800: it is not Unicode text"])
+
 REFUSALS: list[tuple[str, Any, int, str | None, str, list[str]]] = [
     ("chat/completions", b'{"model": ', 400, None, "malformed_body", ["not JSON", "line 1, column 11"]),
     ("chat/completions", b"[1, 2]", 400, None, "malformed_body", ["JSON array", "must be an object"]),
@@ -197,9 +199,18 @@ REFUSALS: list[tuple[str, Any, int, str | None, str, list[str]]] = [
         ["reads text only"],
     ),
     ("chat/completions", CHAT | {"messages": [{"role": "tool", "content": "x"}]}, 400, "messages", "chat_template", ["no tools here"]),
-    ("chat/completions", CHAT | {"messages": [{"role": "user", "content": "\ud800"}]}, 400, "messages", "invalid_request", ["surrogate \\ud800"]),
-    ("chat/completions", CHAT | {"\ud800": 1}, 400, "\\ud800", "unsupported", ["\\ud800 is not a field"]),
-    ("chat/completions", CHAT | {"model": "\ud800"}, 404, "model", "model_not_found", ["\\ud800"]),
+    ("chat/completions", CHAT | {"messages": [USER[0], {"role": "user", "content": "\ud800"}]}, 400, "messages[1].content", *SURROGATE),
+    ("completions", {"model": MODEL, "prompt": ["a\udbffb"]}, 400, "prompt[0]", "invalid_request", ["lone surrogate \\udbff: "]),
+    ("chat/completions", CHAT | {"\ud800": 1}, 400, "\\ud800", *SURROGATE),
+    ("chat/completions", CHAT | {"model": "\ud800"}, 400, "model", *SURROGATE),
+    ("chat/completions", CHAT | {"stop": "\ud800"}, 400, "stop", *SURROGATE),
+    ("chat/completions", CHAT | {"stop": ["a", "\ud800"]}, 400, "stop[1]", *SURROGATE),
+    ("chat/completions", CHAT | {"user": "\ud800"}, 400, "user", *SURROGATE),
+    ("chat/completions", CHAT | {"metadata": {"x": "\ud800"}}, 400, "metadata.x", *SURROGATE),
+    ("chat/completions", CHAT | {"n": 0}, 400, "n", "unsupported", ["n=0 ", "must be 1"]),
+    ("completions", {"model": MODEL, "prompt": "x", "best_of": 2}, 400, "best_of", "unsupported", ["best_of=2 ", "must be 1"]),
+    ("chat/completions", CHAT | {"seed": 2**64}, 400, "seed", "out_of_range", ["[-9223372036854775808, 18446744073709551615]"]),
+    ("chat/completions", CHAT | {"seed": -(2**63) - 1}, 400, "seed", "out_of_range", ["[-9223372036854775808, 18446744073709551615]"]),
     ("chat/completions", CHAT | {"top_p": 1e-300}, 400, "top_p", "out_of_range", ["top_p=1e-300 is outside (0, 1]", "32-bit"]),
     (
         "chat/completions",

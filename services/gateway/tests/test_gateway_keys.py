@@ -129,8 +129,13 @@ def test_operators_have_keys_of_their_own(key_file: Path) -> None:
         doorkeeper.require_admin([f"Bearer {KEY}"])
     with pytest.raises(UnauthenticatedError):
         doorkeeper.require_admin([])
-    with pytest.raises(ForbiddenError, match="no keys of operators"):
+    with pytest.raises(ForbiddenError, match="has no keys, so nobody may change its fleet"):
         Doorkeeper(None).require_admin([f"Bearer {ADMIN}"])
+    assert Doorkeeper(None).operator([]).key_id == ""
+    assert doorkeeper.operator([f"Bearer {ADMIN}"]).key_id == ADMIN_RECORD.id
+    for shown, refusal in (([f"Bearer {KEY}"], ForbiddenError), ([], UnauthenticatedError)):
+        with pytest.raises(refusal):
+            doorkeeper.operator(shown)
 
 
 def test_a_keys_own_limits_stand_before_the_gateways(tmp_path: Path) -> None:

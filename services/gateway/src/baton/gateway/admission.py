@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Protocol, TypeVar
 
 from baton.gateway.errors import EmptyPromptError, OutOfRangeError, PromptTooLongError
-from baton.gateway.limits import RouteLimits
+from baton.gateway.limits import Limit, RouteLimits
 from baton.gateway.requests import SamplingOptions
 from baton.gateway.sampling import fill
 from baton.wire.v1 import worker_pb2
@@ -62,11 +62,20 @@ def fitting(admitted: Admitted, routes: Sequence[R]) -> list[R]:
     return [route for route in routes if num_tokens <= route.limits.prompt.num_tokens and whole <= _context(route)]
 
 
+def longest_prompt(routes: Sequence[Limited]) -> Limit:
+    """What the roomiest of the routes takes; there is at least one."""
+    return max((route.limits.prompt for route in routes), key=lambda limit: limit.num_tokens)
+
+
+def too_long(field: str, found: str, limit: Limit) -> PromptTooLongError:
+    """found: what the prompt has, in words."""
+    return PromptTooLongError(field, f"{field} has {found}, the limit is {limit.num_tokens} ({limit.because}): shorten it")
+
+
 def _fitting_prompt(num_tokens: int, field: str, routes: Sequence[R]) -> list[R]:
     fitting = [route for route in routes if num_tokens <= route.limits.prompt.num_tokens]
     if not fitting:
-        limit = max((route.limits.prompt for route in routes), key=lambda limit: limit.num_tokens)
-        raise PromptTooLongError(field, f"{field} has {num_tokens} tokens, the limit is {limit.num_tokens} ({limit.because}): shorten it")
+        raise too_long(field, f"{num_tokens} tokens", longest_prompt(routes))
     return fitting
 
 

@@ -13,6 +13,7 @@ from typing import Any
 import grpc
 import uvloop
 
+from baton.gateway.body_limits import body_limits
 from baton.gateway.callers import Doorkeeper
 from baton.gateway.config import GatewaySettings
 from baton.gateway.console.console import Console
@@ -123,9 +124,10 @@ class Gateway:
             recorder=self.console.recorder if self.console else None,
         )
         shares_ports = settings.process_index is not None
-        options = dict(SERVER_OPTIONS) | grpc_limits(settings) | {"grpc.so_reuseport": int(shares_ports)}
+        limits = body_limits(settings.max_body_bytes, tokenizer.context_tokens, tokenizer.bound)
+        options = dict(SERVER_OPTIONS) | grpc_limits(settings, limits.num_bytes) | {"grpc.so_reuseport": int(shares_ports)}
         self.grpc = GrpcServer(settings.listen.host, settings.listen.port, tls=self._front_tls, options=[*options.items()])
-        self.grpc.add(register, InferenceServicer(inference, doorkeeper), SERVICE)
+        self.grpc.add(register, InferenceServicer(inference, doorkeeper, limits.num_values), SERVICE)
         self.discovery.serve(self.grpc, doorkeeper)
         if self.console is not None:
             self.console.serve(self.grpc)
@@ -133,7 +135,7 @@ class Gateway:
         front = OpenAIFront(
             inference,
             self.rooms,
-            settings.max_body_bytes,
+            limits,
             started_at_s=int(time.time()),
             doorkeeper=doorkeeper,
             body_timeout_s=settings.http_body_timeout_s,
@@ -255,10 +257,10 @@ class Gateway:
         self._tokenizer.close()
 
 
-def grpc_limits(settings: GatewaySettings) -> dict[str, int]:
+def grpc_limits(settings: GatewaySettings, max_body_bytes: int) -> dict[str, int]:
     """What one gRPC connection may take of this process, and how many there may be."""
     return {
-        "grpc.max_receive_message_length": settings.max_body_bytes,
+        "grpc.max_receive_message_length": max_body_bytes,
         "grpc.max_metadata_size": settings.http_max_head_bytes,
         "grpc.absolute_max_metadata_size": settings.http_max_head_bytes,
         # more could neither run nor wait

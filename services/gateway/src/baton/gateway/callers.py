@@ -40,6 +40,10 @@ class Doorkeeper:
         """Who changes the fleet. Raises UnauthenticatedError, ForbiddenError; without a file of keys nobody is an operator."""
         return self._counted(authorization, KeyRole.ADMIN)
 
+    def operator(self, authorization: Sequence[str]) -> Caller:
+        """Who reads the fleet: operators, and everybody where no keys are asked for. Raises UnauthenticatedError, ForbiddenError."""
+        return self._counted(authorization, KeyRole.CLIENT if self._keys is None else KeyRole.ADMIN)
+
     @property
     def asks_for_keys(self) -> bool:
         return self._keys is not None
@@ -74,7 +78,10 @@ class Doorkeeper:
 
     def _caller(self, authorization: Sequence[str], role: KeyRole) -> Caller:
         if self._keys is None and role is KeyRole.ADMIN:
-            raise ForbiddenError("this gateway has no keys of operators: set --api-key-file to a file with a key of role admin")
+            raise ForbiddenError(
+                "this gateway has no keys, so nobody may change its fleet: `baton key new --role admin --file KEYS` makes an operator's, "
+                "then start the gateway with --api-key-file KEYS (clients need keys then, too)"
+            )
         if self._keys is None:
             return ANONYMOUS
         key = self._keys.value.find(_token(authorization))

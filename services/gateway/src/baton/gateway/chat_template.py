@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime
 from typing import Any
 
@@ -15,7 +15,7 @@ import jinja2.utils
 from jinja2.exceptions import SecurityError
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-from baton.gateway.errors import ChatTemplateError, ModelFolderError, UnsupportedError
+from baton.gateway.errors import ChatTemplateError, ModelFolderError, RenderedTooLongError, UnsupportedError
 
 
 class _GenerationBlocks(jinja2.ext.Extension):
@@ -42,19 +42,32 @@ class ChatTemplate:
         except jinja2.TemplateError as error:
             raise ModelFolderError(f"the model's chat template does not compile: {error}") from error
 
-    def render(self, messages: Sequence[Mapping[str, Any]]) -> str:
+    def render(self, messages: Sequence[Mapping[str, Any]], most_chars: int | None = None) -> str:
         """The prompt that asks the assistant for the next turn. Special tokens are in it: it is encoded without adding any.
 
-        Raises UnsupportedError without a template, ChatTemplateError when the template refuses the messages.
+        Raises UnsupportedError without a template, ChatTemplateError when the template refuses the messages, RenderedTooLongError as soon as there
+        are more than `most_chars` characters.
         """
         if self._template is None:
             raise UnsupportedError("messages", "messages: this model has no chat template; send a prompt to /v1/completions or Generate")
         try:
-            return self._template.render(
+            parts = self._template.generate(
                 messages=[dict(message) for message in messages], tools=None, documents=None, add_generation_prompt=True, **self._special_tokens
             )
+            return _joined(parts, most_chars)
         except (jinja2.TemplateError, TypeError, ValueError, LookupError, ArithmeticError) as error:
             raise ChatTemplateError("messages", f"messages: the model's chat template refuses them: {error}") from error
+
+
+def _joined(parts: Iterator[str], most_chars: int | None) -> str:
+    kept: list[str] = []
+    num_chars = 0
+    for part in parts:
+        kept.append(part)
+        num_chars += len(part)
+        if most_chars is not None and num_chars > most_chars:
+            raise RenderedTooLongError(num_chars)
+    return "".join(kept)
 
 
 def _environment() -> ImmutableSandboxedEnvironment:

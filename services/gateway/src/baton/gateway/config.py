@@ -91,7 +91,11 @@ class GatewaySettings(ServiceSettings):
     max_rooms: int = Field(default=4096, ge=1, description="Requests that may be open at once; others wait in the queue.")
     max_queue: int = Field(default=1024, ge=0, description="Requests that may wait for a place, fairly between API keys; one more is refused.")
     queue_timeout_s: float = Field(default=60.0, gt=0, description="Seconds that a request may wait for a place; its deadline counts as well.")
-    max_body_bytes: int = Field(default=16 * 1024 * 1024, ge=1024, description="Bytes of one request, over HTTP and over gRPC.")
+    max_body_bytes: int | None = Field(
+        default=None,
+        ge=1024,
+        description="Bytes of one request, over HTTP and over gRPC; what the model's longest prompt can need, at most 16 MiB, when not set.",
+    )
     http_max_connections: int = Field(default=8192, ge=1, description="HTTP connections that may be open at once; one more is told to come later.")
     http_max_head_bytes: int = Field(default=32 * 1024, ge=1024, description="Bytes of an HTTP request's line and headers; gRPC's metadata too.")
     http_head_timeout_s: float = Field(default=20.0, gt=0, description="Seconds for the headers of a request, and for a connection's first.")

@@ -98,6 +98,21 @@ class BodyTooLargeError(RequestError):
         super().__init__("", f"the body has {num_bytes} bytes or more, the limit is {limit_bytes}: shorten it, or raise --max-body-bytes")
 
 
+class TooManyValuesError(BodyTooLargeError):
+    """Taking it apart would keep others waiting."""
+
+    def __init__(self, field: str, found: str, limit: int) -> None:
+        RequestError.__init__(self, field, f"{field or 'the body'} has {found}, the limit is {limit}: send fewer")
+
+
+class SurrogateError(RequestError):
+    """Half of a UTF-16 pair, which only JSON's escapes can spell."""
+
+    def __init__(self, field: str, text: str) -> None:
+        lone = next(char for char in text if "\ud800" <= char <= "\udfff")
+        super().__init__(field, f"{field or 'the body'} has the lone surrogate \\u{ord(lone):04x}: it is not Unicode text")
+
+
 class BodyTimeoutError(RequestError):
     """A body that comes too slowly."""
 
@@ -141,6 +156,14 @@ class EmptyPromptError(RequestError):
 
 class PromptTooLongError(RequestError):
     cause = "prompt_too_long"
+
+
+class RenderedTooLongError(GatewayError):
+    """A conversation that a chat template made too long a text of. Of this package's inside: who has it rendered knows the field and the limit."""
+
+    def __init__(self, num_chars: int) -> None:
+        super().__init__(f"the chat template made {num_chars} characters and more")
+        self.num_chars = num_chars
 
 
 class ChatTemplateError(RequestError):

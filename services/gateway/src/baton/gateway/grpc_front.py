@@ -14,7 +14,7 @@ from google.protobuf.message import DecodeError, Message
 from google.rpc import error_details_pb2
 
 from baton.gateway.callers import Caller, Doorkeeper
-from baton.gateway.errors import GatewayError, MalformedBodyError, MissingFieldError, WrongTypeError
+from baton.gateway.errors import GatewayError, MalformedBodyError, MissingFieldError, TooManyValuesError, WrongTypeError
 from baton.gateway.inference import Inference
 from baton.gateway.requests import ChatPrompt, InferenceRequest, Prompt, SamplingOptions, TextPrompt, TokenPrompt
 from baton.gateway.withheld import told
@@ -35,9 +35,11 @@ _CHAT_ROLES = ("system", "developer", "user", "assistant", "tool")
 class InferenceServicer:
     """One stream a request. A client that leaves ends its room at once: gRPC cancels the handler."""
 
-    def __init__(self, inference: Inference, doorkeeper: Doorkeeper) -> None:
+    def __init__(self, inference: Inference, doorkeeper: Doorkeeper, max_messages: int) -> None:
+        """max_messages: more of one chat are refused unread: each is looked at on the event loop."""
         self._inference = inference
         self._doorkeeper = doorkeeper
+        self._max_messages = max_messages
 
     async def Generate(self, request: inference_pb2.GenerateRequest | DecodeError, context: Context) -> None:  # noqa: N802
         accepted_at = time.monotonic()
@@ -53,7 +55,7 @@ class InferenceServicer:
         try:
             caller = self._caller(context)
             whole = _whole(request)
-            await self._answer(_request(whole, _chat_prompt(whole), caller, context, accepted_at), context)
+            await self._answer(_request(whole, _chat_prompt(whole, self._max_messages), caller, context, accepted_at), context)
         except GatewayError as error:
             await abort(context, error)
 
@@ -166,14 +168,16 @@ def _generate_prompt(request: inference_pb2.GenerateRequest) -> Prompt:
         case "text":
             return TextPrompt(request.text, "text")
         case "token_ids":
-            return TokenPrompt(list(request.token_ids.ids), "token_ids.ids")
+            return TokenPrompt(request.token_ids.ids, "token_ids.ids")
         case _:
             raise MissingFieldError("prompt", "prompt is missing: set text or token_ids")
 
 
-def _chat_prompt(request: inference_pb2.ChatRequest) -> ChatPrompt:
+def _chat_prompt(request: inference_pb2.ChatRequest, max_messages: int) -> ChatPrompt:
     if not request.messages:
         raise MissingFieldError("messages", "messages is empty: a conversation has at least one message")
+    if len(request.messages) > max_messages:
+        raise TooManyValuesError("messages", f"{len(request.messages)} messages", max_messages)
     for number, message in enumerate(request.messages):
         if message.role not in _CHAT_ROLES:
             field = f"messages[{number}].role"

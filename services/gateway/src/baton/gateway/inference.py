@@ -14,7 +14,7 @@ from opentelemetry import trace
 from opentelemetry.trace import Span, SpanKind, StatusCode
 from structlog.stdlib import BoundLogger
 
-from baton.gateway.admission import admit, check_tokens, fitting
+from baton.gateway.admission import admit, check_tokens, fitting, longest_prompt
 from baton.gateway.answer import AnswerText, Piece
 from baton.gateway.attempts import Attempts
 from baton.gateway.console.recorder import Recorder
@@ -237,11 +237,11 @@ class Inference:
         vocab_size = self._vocab_size()
         check_ranges(request.sampling, vocab_size, self._context)
         self._gate.check()
-        prompt = await self.tokenizer.encode(request.prompt)
+        self._check_ready()  # a prompt's limit is its servers'
+        prompt = await self.tokenizer.encode(request.prompt, longest_prompt(self.fleet.routes))
         if isinstance(request.prompt, TokenPrompt):
             check_tokens(prompt, request.prompt.field, vocab_size)
-        if not self.fleet.routes:
-            raise NotReadyError("no pair of prefill and decode servers and no plain server can be used now: " + "; ".join(self.fleet.problems()))
+        self._check_ready()  # tokenising may have taken a while
         admitted, _ = admit(prompt, request.prompt.field, request.sampling, self.fleet.routes, self.tokenizer.eos_token_ids)
         share.add_tokens(len(prompt) + admitted.sampling.max_tokens)
         order = Order(
@@ -261,6 +261,10 @@ class Inference:
         sampling = admitted.sampling
         text = AnswerText(self.tokenizer.decode, admitted.stop, sampling.stop_token_ids, sampling.min_tokens)
         return Answer(request_id, len(prompt), sampling, attempts, text), attempts
+
+    def _check_ready(self) -> None:
+        if not self.fleet.routes:
+            raise NotReadyError("no pair of prefill and decode servers and no plain server can be used now: " + "; ".join(self.fleet.problems()))
 
     def _deadline(self, request: InferenceRequest) -> float:
         own = request.accepted_at + self._request_timeout_s

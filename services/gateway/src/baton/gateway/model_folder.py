@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,18 +12,24 @@ from typing import Any
 from tokenizers import Tokenizer
 
 from baton.gateway.errors import ModelFolderError
+from baton.gateway.token_bound import TokenBound, token_bound
 
 _SPECIAL_TOKENS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 
 
 @dataclass(frozen=True, slots=True)
 class ModelFolder:
-    """chat_template: None when the model has none. special_tokens: name -> text, for the template. eos_token_ids: what ends an answer."""
+    """chat_template: None when the model has none. special_tokens: name -> text, for the template. eos_token_ids: what ends an answer.
+
+    context_tokens: what the model was made for; None: the folder does not say it.
+    """
 
     tokenizer: Tokenizer
     chat_template: str | None
     special_tokens: Mapping[str, str]
     eos_token_ids: tuple[int, ...]
+    token_bound: TokenBound
+    context_tokens: int | None
 
 
 def read_model_folder(path: Path) -> ModelFolder:
@@ -30,7 +37,14 @@ def read_model_folder(path: Path) -> ModelFolder:
     tokenizer = _read_tokenizer(path / "tokenizer.json")
     settings = _read_json(path / "tokenizer_config.json", required=False)
     special_tokens = {name: text for name in _SPECIAL_TOKENS if (text := _token_text(settings.get(name))) is not None}
-    return ModelFolder(tokenizer, _chat_template(path, settings), special_tokens, _eos_token_ids(path, tokenizer, special_tokens))
+    return ModelFolder(
+        tokenizer,
+        _chat_template(path, settings),
+        special_tokens,
+        _eos_token_ids(path, tokenizer, special_tokens),
+        token_bound(_read_json(path / "tokenizer.json", required=True)),
+        _context_tokens(_read_json(path / "config.json", required=True)),
+    )
 
 
 def _read_tokenizer(path: Path) -> Tokenizer:
@@ -54,6 +68,19 @@ def _read_json(path: Path, *, required: bool) -> dict[str, Any]:
     if not isinstance(content, dict):
         raise ModelFolderError(f"{path} holds {type(content).__name__}, not an object")
     return content
+
+
+def _context_tokens(config: Mapping[str, Any]) -> int | None:
+    """max_position_embeddings, or what its scaling stretches that to, whichever is more: servers take no more than the model was made for."""
+    length = config.get("max_position_embeddings")
+    if not isinstance(length, int) or length < 1:
+        return None
+    scaling = config.get("rope_parameters") or config.get("rope_scaling")
+    scaling = scaling if isinstance(scaling, dict) else {}
+    original, factor = scaling.get("original_max_position_embeddings"), scaling.get("factor")
+    if isinstance(original, int) and isinstance(factor, int | float) and math.isfinite(original * factor):
+        return max(length, math.floor(original * factor))
+    return length
 
 
 def _token_text(value: Any) -> str | None:

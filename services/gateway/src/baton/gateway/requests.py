@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -20,7 +21,9 @@ class TextPrompt:
 
 @dataclass(frozen=True, slots=True)
 class TokenPrompt:
-    ids: list[int]
+    """ids: as the front has them; a list is made of them once they are known to be few enough."""
+
+    ids: Sequence[int]
     field: str
 
 

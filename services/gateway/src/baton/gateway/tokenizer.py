@@ -7,10 +7,15 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
+from baton.gateway.admission import too_long
 from baton.gateway.chat_template import ChatTemplate
-from baton.gateway.errors import RequestError
+from baton.gateway.errors import RenderedTooLongError, SurrogateError
+from baton.gateway.limits import Limit
 from baton.gateway.model_folder import ModelFolder
 from baton.gateway.requests import ChatPrompt, Prompt, TextPrompt
+from baton.servicekit import get_logger
+
+log = get_logger(__name__)
 
 #: About a millisecond of work; what is longer goes to a thread.
 MAX_INLINE_CHARS = 4096
@@ -28,14 +33,27 @@ class PromptTokenizer:
         self.eos_token_ids = folder.eos_token_ids
         #: One above the highest token id that can come out; a model's own vocabulary may be padded beyond it.
         self.vocab_size = max(self._tokenizer.get_vocab(with_added_tokens=True).values(), default=-1) + 1
+        #: Tokens of prompt and answer that the model was made for, as its folder says; None: it does not.
+        self.context_tokens = folder.context_tokens
+        self.bound = folder.token_bound
+        if self.bound.reason:
+            log.warning("prompts that are too long are tokenised before they are refused: lower --max-body-bytes", reason=self.bound.reason)
 
-    async def encode(self, prompt: Prompt) -> list[int]:
-        """The prompt's ids; token ids are taken as they are. Raises ChatTemplateError, UnsupportedError, RequestError."""
+    async def encode(self, prompt: Prompt, limit: Limit | None = None) -> list[int]:
+        """The prompt's ids; token ids are taken as they are. limit: what is certain to be longer is refused without being tokenised.
+
+        Raises PromptTooLongError, ChatTemplateError, UnsupportedError, RequestError.
+        """
         if isinstance(prompt, ChatPrompt):
-            return await self._on_thread_if_long(sum(_num_chars(message) for message in prompt.messages), self._encode_chat, prompt)
+            if limit is not None and len(prompt.messages) > limit.num_tokens:
+                raise too_long(prompt.field, f"{len(prompt.messages)} messages, each of a token or more", limit)
+            num_chars = sum(_num_chars(message) for message in prompt.messages)
+            return await self._on_thread_if_long(num_chars, self._encode_chat, prompt, limit)
         if isinstance(prompt, TextPrompt):
-            return await self._on_thread_if_long(len(prompt.text), self._encode_text, prompt)
-        return prompt.ids
+            return await self._on_thread_if_long(len(prompt.text), self._encode_text, prompt, limit)
+        if limit is not None and len(prompt.ids) > limit.num_tokens:
+            raise too_long(prompt.field, f"{len(prompt.ids)} tokens", limit)
+        return list(prompt.ids)
 
     def decode(self, ids: Sequence[int]) -> str:
         """Without special tokens."""
@@ -44,31 +62,44 @@ class PromptTokenizer:
     def close(self) -> None:
         self._threads.shutdown(wait=False, cancel_futures=True)
 
-    async def _on_thread_if_long(self, num_chars: int, encode: Any, prompt: Prompt) -> list[int]:
+    async def _on_thread_if_long(self, num_chars: int, encode: Any, prompt: Prompt, limit: Limit | None) -> list[int]:
         if num_chars <= MAX_INLINE_CHARS:
-            ids: list[int] = encode(prompt)
+            ids: list[int] = encode(prompt, limit)
         else:
-            ids = await asyncio.get_running_loop().run_in_executor(self._threads, encode, prompt)
+            ids = await asyncio.get_running_loop().run_in_executor(self._threads, encode, prompt, limit)
         return ids
 
-    def _encode_chat(self, prompt: ChatPrompt) -> list[int]:
-        return self._ids(self._template.render(prompt.messages), prompt.field, add_special_tokens=False)
+    def _encode_chat(self, prompt: ChatPrompt, limit: Limit | None) -> list[int]:
+        most_chars = None if limit is None else self.bound.most_bytes(limit.num_tokens)
+        try:
+            text = self._template.render(prompt.messages, most_chars)
+        except RenderedTooLongError as error:
+            assert limit is not None
+            raise too_long(prompt.field, f"{error.num_chars} characters or more, more than {limit.num_tokens} tokens", limit) from error
+        return self._ids(text, prompt.field, limit, add_special_tokens=False)
 
-    def _encode_text(self, prompt: TextPrompt) -> list[int]:
+    def _encode_text(self, prompt: TextPrompt, limit: Limit | None) -> list[int]:
         # An empty text is an empty prompt, also for a tokenizer that would put its begin-of-sequence token there.
-        return self._ids(prompt.text, prompt.field, add_special_tokens=True) if prompt.text else []
+        return self._ids(prompt.text, prompt.field, limit, add_special_tokens=True) if prompt.text else []
 
-    def _ids(self, text: str, field: str, *, add_special_tokens: bool) -> list[int]:
+    def _ids(self, text: str, field: str, limit: Limit | None, *, add_special_tokens: bool) -> list[int]:
+        if limit is not None and len(text) > limit.num_tokens:
+            fewest = self.bound.fewest(text)
+            if fewest > limit.num_tokens:
+                raise too_long(field, f"{len(text)} characters, {fewest} tokens or more", limit)
         try:
             # Of the library's ways to encode, only the batched ones let go of the interpreter's lock.
             return list(self._tokenizer.encode_batch_fast([text], add_special_tokens=add_special_tokens)[0].ids)
         except TypeError as error:  # what the library makes of text that UTF-8 cannot spell
-            lone = next((char for char in text if "\ud800" <= char <= "\udfff"), None)
-            if lone is None:
+            if not any("\ud800" <= char <= "\udfff" for char in text):
                 raise
-            raise RequestError(field, f"{field} has the lone surrogate \\u{ord(lone):04x}: it is not Unicode text") from error
+            raise SurrogateError(field, text) from error
 
 
 def _num_chars(message: dict[str, Any]) -> int:
+    """About: what a template writes around a message counts as well."""
     content = message.get("content")
-    return len(content) if isinstance(content, str) else 0
+    return _FRAME_CHARS + (len(content) if isinstance(content, str) else 0)
+
+
+_FRAME_CHARS = 16

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+
 import grpc
 
 from baton.gateway.callers import Caller, Doorkeeper
@@ -22,7 +24,7 @@ SERVICE = "baton.v1.Fleet"
 
 
 class FleetAdmin(fleet_pb2_grpc.FleetServicer):
-    """For callers with a key of role admin. Add and Remove change this gateway's fleet, Drain the worker itself."""
+    """For callers with a key of role admin; List for all where there are no keys. Add and Remove change the fleet here, Drain the worker."""
 
     def __init__(self, membership: Membership, places: Places, fleet: Fleet, *, gateway_id: str, doorkeeper: Doorkeeper) -> None:
         self._membership = membership
@@ -32,7 +34,7 @@ class FleetAdmin(fleet_pb2_grpc.FleetServicer):
         self._doorkeeper = doorkeeper
 
     async def List(self, request: fleet_pb2.ListWorkersRequest, context: Context) -> fleet_pb2.ListWorkersResponse:  # noqa: N802
-        await self._operator(context)
+        await self._authorised(self._doorkeeper.operator, context)
         return fleet_pb2.ListWorkersResponse(
             gateway_id=self._gateway_id,
             ready=self._fleet.ready,
@@ -79,9 +81,12 @@ class FleetAdmin(fleet_pb2_grpc.FleetServicer):
         return fleet_pb2.RemoveWorkerResponse(rooms=rooms)
 
     async def _operator(self, context: Context) -> Caller:
+        return await self._authorised(self._doorkeeper.require_admin, context)
+
+    async def _authorised(self, judge: Callable[[Sequence[str]], Caller], context: Context) -> Caller:
         """Ends the call of anybody else."""
         try:
-            return self._doorkeeper.require_admin(authorization(context))
+            return judge(authorization(context))
         except GatewayError as error:
             await abort(context, error)
 

@@ -14,9 +14,10 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.routing import Route
 
+from baton.gateway.body_limits import BodyLimits
 from baton.gateway.callers import Caller, Doorkeeper
 from baton.gateway.errors import GatewayError
-from baton.gateway.http.body import read_json_object
+from baton.gateway.http.body import read_body
 from baton.gateway.http.deadline import deadline_of
 from baton.gateway.http.errors import error_response, json_response
 from baton.gateway.http.openapi import Limits, describe
@@ -36,7 +37,7 @@ log = get_logger(__name__)
 class OpenAIFront:
     inference: Inference
     rooms: RoomTable
-    max_body_bytes: int
+    body_limits: BodyLimits
     started_at_s: int
     doorkeeper: Doorkeeper
     body_timeout_s: float
@@ -114,14 +115,14 @@ class OpenAIFront:
     async def openapi(self, request: Request) -> Response:
         """What this front takes and gives, with the limits that hold now."""
         model = self.inference.models()[0]
-        return json_response(describe(Limits(model.id, model.vocab_size, model.max_model_len, self.max_body_bytes), version("baton-gateway")))
+        return json_response(describe(Limits(model.id, model.vocab_size, model.max_model_len, self.body_limits.num_bytes), version("baton-gateway")))
 
     async def _answer(self, request: Request, parse: Callable[[dict[str, Any]], ParsedBody], shape: type[Shape], prefix: str) -> Response:
         accepted_at = time.monotonic()
         try:
             caller = self._caller(request)
             deadline = deadline_of(request.headers, accepted_at)
-            body = parse(await read_json_object(request, self.max_body_bytes, self.body_timeout_s))
+            body = await read_body(request, self.body_limits, self.body_timeout_s, parse)
         except GatewayError as error:
             log.info("request refused", code=error.code.name, cause=error.cause, reason=str(error))
             self.inference.metrics.refused(error.cause)

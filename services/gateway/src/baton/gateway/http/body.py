@@ -3,69 +3,97 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import json
+import re
 import sys
-from collections.abc import AsyncIterator
-from typing import Any, NoReturn
+from collections.abc import Callable
+from typing import Any, NoReturn, TypeVar
 
 from starlette.requests import ClientDisconnect, Request
 
-from baton.gateway.errors import BodyEncodingError, BodyTimeoutError, BodyTooLargeError, MalformedBodyError
+from baton.gateway.body_limits import BodyLimits
+from baton.gateway.errors import (
+    BodyEncodingError,
+    BodyTimeoutError,
+    BodyTooLargeError,
+    MalformedBodyError,
+    SurrogateError,
+    TooManyValuesError,
+)
 
-#: Longer bodies are decoded on a thread: about a millisecond of work.
-_MAX_INLINE_BYTES = 256 * 1024
+T = TypeVar("T")
 
-#: How much of the rest of a body that is too large is read, and how long that may take.
-_DISCARD_BYTES = 64 * 1024 * 1024
-_DISCARD_S = 5.0
+#: Longer bodies are taken apart on a thread: it is a few milliseconds of work for the worst of them.
+_MAX_INLINE_BYTES = 32 * 1024
+
+#: The escape of half a UTF-16 pair.
+_SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
+
+
+async def read_body(request: Request, limits: BodyLimits, limit_s: float, parse: Callable[[dict[str, Any]], T]) -> T:
+    """What `parse`, which must be pure, makes of the body. Raises what `read_json_object` and `parse` do."""
+    raw = await _read_in_time(request, limits.num_bytes, limit_s)
+    if len(raw) <= _MAX_INLINE_BYTES:
+        return parse(parse_json_object(raw))
+
+    def take_apart() -> T:
+        check_values(raw, limits.num_values)
+        return parse(parse_json_object(raw))
+
+    return await asyncio.to_thread(take_apart)
 
 
 async def read_json_object(request: Request, limit_bytes: int, limit_s: float) -> dict[str, Any]:
-    """Raises BodyTooLargeError before more than `limit_bytes` were kept, BodyTimeoutError, BodyEncodingError, MalformedBodyError;
-    ClientDisconnect."""
+    """A small body. Raises BodyTooLargeError before more than `limit_bytes` were kept, or as soon as more are announced; BodyTimeoutError,
+    BodyEncodingError, MalformedBodyError, SurrogateError; ClientDisconnect."""
+    return parse_json_object(await _read_in_time(request, limit_bytes, limit_s))
+
+
+async def _read_in_time(request: Request, limit_bytes: int, limit_s: float) -> bytes:
+    announced = request.headers.get("content-length", "")
+    if announced.isdecimal() and int(announced) > limit_bytes:
+        raise BodyTooLargeError(int(announced), limit_bytes)
     try:
         async with asyncio.timeout(limit_s):
-            raw = await _read(request, limit_bytes)
+            return await _read(request, limit_bytes)
     except TimeoutError:
         raise BodyTimeoutError(limit_s) from None
-    if len(raw) <= _MAX_INLINE_BYTES:
-        return parse_json_object(raw)
-    return await asyncio.to_thread(parse_json_object, raw)
 
 
 async def _read(request: Request, limit_bytes: int) -> bytes:
     chunks: list[bytes] = []
     num_bytes = 0
-    stream = request.stream()
-    async for chunk in stream:
+    async for chunk in request.stream():
         num_bytes += len(chunk)
         if num_bytes > limit_bytes:
-            raise BodyTooLargeError(num_bytes + await _discard(stream), limit_bytes)
+            raise BodyTooLargeError(num_bytes, limit_bytes)
         chunks.append(chunk)
     return b"".join(chunks)
 
 
-async def _discard(stream: AsyncIterator[bytes]) -> int:
-    """Reads on, within bounds, so that a client that is still sending gets to read the answer; how many bytes came."""
-    num_bytes = 0
-    with contextlib.suppress(TimeoutError):
-        async with asyncio.timeout(_DISCARD_S):
-            async for chunk in stream:
-                num_bytes += len(chunk)
-                if num_bytes > _DISCARD_BYTES:
-                    break
-    return num_bytes
+def check_values(raw: bytes, limit: int) -> None:
+    """Counts texts and separators before a parser makes objects of them without letting anybody else run. Raises TooManyValuesError."""
+    if raw.count(b",") + raw.count(b'"') // 2 <= limit:
+        return
+    if b"\\" in raw:
+        raw = raw.replace(b"\\\\", b"").replace(b'\\"', b"")
+    num_texts = raw.count(b'"') // 2
+    if num_texts <= limit:
+        num_texts += sum(between.count(b",") for between in raw.split(b'"')[::2])
+    if num_texts > limit:
+        raise TooManyValuesError("", f"{num_texts} values (numbers, texts, names of fields) or more", limit)
 
 
 def parse_json_object(raw: bytes) -> dict[str, Any]:
-    """Raises BodyEncodingError, MalformedBodyError."""
+    """Raises BodyEncodingError, MalformedBodyError, SurrogateError."""
     try:
         text = raw.decode("utf-8")
     except UnicodeDecodeError as error:
         raise BodyEncodingError("", f"the body is not UTF-8: byte {error.start} is 0x{raw[error.start]:02x}; send JSON in UTF-8") from error
     try:
         body = json.loads(text, parse_constant=_no_constant, parse_float=_number)
+        if _SURROGATE.search(raw):
+            _check_text(body, "")
     except json.JSONDecodeError as error:
         raise MalformedBodyError("", f"the body is not JSON: {error.msg} at line {error.lineno}, column {error.colno}") from error
     except RecursionError as error:
@@ -75,6 +103,24 @@ def parse_json_object(raw: bytes) -> dict[str, Any]:
     if not isinstance(body, dict):
         raise MalformedBodyError("", f"the body is a JSON {_kind(body)}, it must be an object")
     return body
+
+
+def _check_text(value: Any, path: str) -> None:
+    """Raises SurrogateError for the first text, or name of a field, that is not Unicode."""
+    if isinstance(value, str):
+        try:
+            value.encode("utf-8")
+        except UnicodeEncodeError as error:
+            raise SurrogateError(path, value) from error
+    elif isinstance(value, list):
+        for number, item in enumerate(value):
+            if isinstance(item, str | list | dict):
+                _check_text(item, f"{path}[{number}]")
+    elif isinstance(value, dict):
+        for name, item in value.items():
+            inside = f"{path}.{name}" if path else name
+            _check_text(name, inside)
+            _check_text(item, inside)
 
 
 def _number(text: str) -> float | int:
@@ -92,4 +138,4 @@ def _kind(value: object) -> str:
     return names.get(type(value), type(value).__name__)
 
 
-__all__ = ["ClientDisconnect", "parse_json_object", "read_json_object"]
+__all__ = ["ClientDisconnect", "check_values", "parse_json_object", "read_body", "read_json_object"]

@@ -9,6 +9,7 @@ import grpc
 from starlette.responses import Response
 
 from baton.gateway.errors import BodyTimeoutError, BodyTooLargeError, GatewayError
+from baton.gateway.http.last import LastAnswer
 from baton.gateway.withheld import told_text
 from baton.wire.status import origin_name, stage_name, status_code
 from baton.wire.v1 import common_pb2
@@ -69,9 +70,10 @@ def error_response(error: GatewayError) -> Response:
     headers = {} if error.retry_after_s is None else {"retry-after": str(error.retry_after_s)}
     if status == 401:
         headers["www-authenticate"] = 'Bearer realm="baton"'
-    if status in (408, 413):
-        headers["connection"] = "close"  # what is left of a body that was not read to its end is not the next request
-    return json_response(error_body(error), status, headers)
+    if status not in (408, 413):
+        return json_response(error_body(error), status, headers)
+    headers["connection"] = "close"  # what is left of a body that was not read to its end is not the next request
+    return LastAnswer(dump(error_body(error)), status, headers, media_type="application/json")
 
 
 def json_response(body: Any, status: int = 200, headers: dict[str, str] | None = None) -> Response:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from baton.gateway.errors import MissingFieldError, RequestError, UnsupportedError, WrongTypeError
+from baton.gateway.errors import MissingFieldError, OutOfRangeError, RequestError, UnsupportedError, WrongTypeError
 from baton.gateway.http.fields import Fields, is_integer, shown
 from baton.gateway.requests import ChatPrompt, Prompt, SamplingOptions, TextPrompt, TokenPrompt
 
@@ -18,6 +18,7 @@ CHAT_ROLES = ("system", "developer", "user", "assistant", "tool")
 HINTS = ("user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key", "prompt_cache_retention")
 
 _LATER = "leave it out"
+_ONE = "it must be 1; send a request for each answer"
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +39,7 @@ def parse_chat(body: dict[str, Any]) -> ParsedBody:
         raise MissingFieldError("messages", "messages is empty: a conversation has at least one message")
     prompt = ChatPrompt([_message(message, f"messages[{number}]") for number, message in enumerate(messages)])
     limit_name, limit = _chat_limit(fields)
-    fields.only("n", (1,), "send one request an answer")
+    fields.only("n", (1,), _ONE)
     fields.only("logprobs", (False,), _LATER)
     fields.only("top_logprobs", (0,), _LATER)
     fields.only("tools", ([],), _LATER)
@@ -54,8 +55,8 @@ def parse_completion(body: dict[str, Any]) -> ParsedBody:
     fields = Fields(body)
     prompt = _completion_prompt(fields.required("prompt", fields.raw("prompt")))
     limit = fields.integer("max_tokens")
-    fields.only("n", (1,), "send one request an answer")
-    fields.only("best_of", (1,), "send one request an answer")
+    fields.only("n", (1,), _ONE)
+    fields.only("best_of", (1,), _ONE)
     fields.only("logprobs", (), _LATER)
     fields.only("echo", (False,), _LATER)
     fields.only("suffix", ("",), _LATER)
@@ -80,7 +81,9 @@ def _finish(fields: Fields, prompt: Prompt, limit_name: str, limit: int | None) 
 
 def _sampling(fields: Fields, limit_name: str, limit: int | None) -> SamplingOptions:
     seed = fields.integer("seed")
-    if seed is not None and -(2**63) <= seed < 0:
+    if seed is not None and not -(2**63) <= seed < 2**64:
+        raise OutOfRangeError("seed", seed, f"[{-(2**63)}, {2**64 - 1}]")
+    if seed is not None and seed < 0:
         seed += 2**64  # OpenAI's seed is a signed 64-bit number; ours is the same bits unsigned
     return SamplingOptions(
         temperature=fields.number("temperature"),

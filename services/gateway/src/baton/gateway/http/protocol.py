@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import socket
+import sys
 from collections import Counter
 from dataclasses import dataclass, field
 from typing import Any
@@ -14,7 +16,15 @@ from baton.servicekit import get_logger
 
 log = get_logger(__name__)
 
-_REASONS = {408: b"Request Timeout", 431: b"Request Header Fields Too Large", 503: b"Service Unavailable"}
+_REASONS = {400: b"Bad Request", 408: b"Request Timeout", 431: b"Request Header Fields Too Large", 503: b"Service Unavailable"}
+
+
+#: Where the scope of a request has bytes that may be sent anywhere between the parts of its streamed answer, and mean nothing there.
+IDLE_BYTES = "baton.idle_bytes"
+
+#: How soon, and then how often, a client that has closed its direction is looked after.
+_FIRST_LOOK_S = 0.02
+_LOOK_S = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +56,9 @@ class _LimitedProtocol(HttpToolsProtocol):
         self._num_head_bytes = 0
         self._head_timer: asyncio.TimerHandle | None = None
         self._unread_timer: asyncio.TimerHandle | None = None
+        self._left_timer: asyncio.TimerHandle | None = None
         self._refused = False
+        self._half_closed = False
 
     # --- a connection ----------------------------------------------------------------------------------------------------------
 
@@ -61,8 +73,57 @@ class _LimitedProtocol(HttpToolsProtocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._disarm_head()
+        if self._left_timer is not None:
+            self._left_timer.cancel()
         self.resume_writing()
         super().connection_lost(exc)
+
+    def eof_received(self) -> bool:  # type: ignore[override]
+        """A client that has sent its whole request may close its direction and read on: True. One that has gone looks the same until bytes come for
+        it: its host answers those with a reset. TLS and HTTP/1.0 have neither, and there whoever closes has left.
+        """
+        cycle = self.cycle
+        waits = cycle is not None and not cycle.more_body and not cycle.response_complete
+        if self._refused or not waits or self.scheme == "https" or self.parser.get_http_version() != "1.1":
+            return False
+        if not self._half_closed:
+            self._half_closed = True
+            self._send_what_says_nothing()
+            self._look_whether_it_left(_FIRST_LOOK_S)
+        return True
+
+    def _send_what_says_nothing(self) -> None:
+        """Before an answer an interim one, which may always come (RFC 9110, 15.2); within one what it has for that. Others are short and end soon."""
+        cycle = self.cycle
+        idle: Any = cycle.scope.get(IDLE_BYTES, b"")
+        if self.pipeline:
+            return  # the answer under way is another's
+        if not cycle.response_started:
+            self.transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+        elif cycle.chunked_encoding and idle:
+            self.transport.write(b"%x\r\n%b\r\n" % (len(idle), idle))
+
+    def _look_whether_it_left(self, after_s: float) -> None:
+        """Nothing is read any more, so that nobody would tell of the reset before the next write."""
+        self._left_timer = self.loop.call_later(after_s, self._look, after_s)
+
+    def _look(self, waited_s: float) -> None:
+        if self.transport.get_extra_info("socket").getsockopt(socket.SOL_SOCKET, socket.SO_ERROR):
+            self.transport.abort()
+        else:
+            self._look_whether_it_left(min(2 * waited_s, _LOOK_S))
+
+    def on_response_complete(self) -> None:
+        super().on_response_complete()
+        if self._half_closed and self.cycle.response_complete:
+            self.transport.close()  # no request follows
+
+    def send_400_response(self, msg: str) -> None:
+        """uvicorn's own is not JSON. msg: nothing but that it is invalid; the parser knows more."""
+        if self.cycle is not None and self.cycle.response_started and not self.cycle.response_complete:
+            self.transport.close()  # what is written now would be taken for a part of the answer under way
+            return
+        self._refuse(400, "malformed_http", f"this is not HTTP/1.1: {sys.exception() or msg}")
 
     # --- heads of requests -----------------------------------------------------------------------------------------------------
 

@@ -11,6 +11,7 @@ from starlette.types import Receive, Scope, Send
 
 from baton.gateway.errors import GatewayError
 from baton.gateway.http.errors import dump, error_body, error_response, json_response
+from baton.gateway.http.protocol import IDLE_BYTES
 from baton.gateway.http.shapes import Shape, finish_name
 from baton.gateway.inference import LAST_WORDS_S, Inference
 from baton.gateway.requests import InferenceRequest
@@ -64,6 +65,7 @@ class StreamedAnswer(Response):
         self._started = False
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        scope[IDLE_BYTES] = b":\n\n"  # a comment
         await unless_gone(self._stream(scope, receive, send), receive)
 
     async def _stream(self, scope: Scope, receive: Receive, send: Send) -> None:
