@@ -9,6 +9,14 @@ class UsageError(CliError):
     """The caller's mistake: an unknown name, a value out of range."""
 
 
+class OutputError(CliError):
+    """What was to be printed could not be: the disk is full, the terminal has gone."""
+
+
+class OutputGoneError(OutputError):
+    """The reader of a pipe has gone: it knows, and nothing need be said."""
+
+
 class ModelError(CliError):
     """Base of what can go wrong with a model folder."""
 

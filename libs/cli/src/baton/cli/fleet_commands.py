@@ -21,11 +21,16 @@ from baton.wire.channel import CHANNEL_OPTIONS
 from baton.wire.member import role_name
 from baton.wire.v1 import common_pb2, fleet_pb2, fleet_pb2_grpc
 
-app = typer.Typer(help="A gateway's servers: list, add, drain, remove. Its key must be of role admin.", no_args_is_help=True)
+app = typer.Typer(
+    help="A gateway's servers: list, add, drain, remove, with a key of role admin; a gateway without keys is only listed.", no_args_is_help=True
+)
 
 CALL_TIMEOUT_S = 10.0
 #: Of a table that goes into a file or a pipe: nothing in it is ever cut.
 WIDE = 10_000
+
+#: The gateway speaks of headers: it does not know who asks.
+_KEY_HINT = "; give this command an operator's with --api-key-file or BATON_API_KEY (`baton key new --role admin` makes one)"
 
 T = TypeVar("T")
 
@@ -145,4 +150,5 @@ def _call(address: str, found: to.Reach, ask: "Callable[[fleet_pb2_grpc.FleetAsy
     except TlsError as error:
         raise UsageError(str(error)) from error
     except grpc.aio.AioRpcError as error:
-        raise CallError(f"the gateway at {address} answered {error.code().name}: {error.details()}") from error
+        hint = _KEY_HINT if error.code() is grpc.StatusCode.UNAUTHENTICATED else ""
+        raise CallError(f"the gateway at {address} answered {error.code().name}: {error.details()}{hint}") from error

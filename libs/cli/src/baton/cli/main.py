@@ -10,7 +10,8 @@ from baton.cli import bench_commands, fleet_commands, key_commands, model_comman
 from baton.cli.chat import chat
 from baton.cli.decide import decide
 from baton.cli.demo import demo
-from baton.cli.errors import CliError
+from baton.cli.errors import CliError, OutputGoneError
+from baton.cli.output import explained_output
 from baton.cli.services import StopAskedError
 from baton.cli.top import top
 from baton.cli.up import up
@@ -45,7 +46,10 @@ typer_app.add_typer(fleet_commands.app, name="fleet")
 def app() -> None:
     """Entry point. A CliError is one explained line and exit status 1; any other exception is a defect and keeps its traceback."""
     try:
-        typer_app()
+        with explained_output():
+            typer_app()
+    except OutputGoneError:
+        sys.exit(1)
     except CliError as error:
         print(f"baton: {error}", file=sys.stderr)
         sys.exit(1)
