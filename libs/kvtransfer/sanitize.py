@@ -14,7 +14,7 @@ import tempfile
 from pathlib import Path
 
 HERE = Path(__file__).parent
-TESTS = ("contract", "device", "abuse", "faults", "process", "isolation", "devices", "torture")
+TESTS = ("contract", "device", "abuse", "misuse", "faults", "process", "isolation", "devices", "torture")
 #: Leaks with such a name among the four innermost frames are not this package's.
 NOT_OURS = (
     "libpython",

@@ -283,7 +283,7 @@ def test_an_agent_closes_in_any_order_and_then_refuses(house: Any) -> None:
     sender.close()
     sender.close()
     assert handle.state is WriteState.QUIESCED
-    for act in (lambda: sender.agent.allocate(1), lambda: sender.agent.connect(invitation, sender.region), lambda: peer.begin(2)):
+    for act in (lambda: sender.agent.allocate(1), lambda: sender.agent.connect(invitation, sender.region), lambda: peer.begin(2), peer.probe):
         with pytest.raises(kv.Closed):
             act()
     peer.close()

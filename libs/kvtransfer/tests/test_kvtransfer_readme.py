@@ -36,7 +36,7 @@ def test_the_two_process_example_runs(tmp_path: Path) -> None:
         finally:
             receiver.kill()
     assert sender.stdout in {f"done: 4194304 bytes over {path}\n" for path in ("sysv", "posix")}
-    assert said == "room 7001: 64 tokens, first token 17\nnothing can be written any more: True\n"
+    assert said == "waiting for the sender\nroom 7001: 64 tokens, first token 17\nnothing can be written any more: True\n"
 
 
 def listening(port: int) -> bool:

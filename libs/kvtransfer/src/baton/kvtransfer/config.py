@@ -32,7 +32,8 @@ class AgentConfig:
     probe_bytes: the largest put of a probe; the receiver keeps as much scratch memory (untouched until somebody probes). 0: no probing.
     device: "" for host memory, or the number of the CUDA device whose memory is registered.
     ucx_library: path of a libucp.so.0 (default: BATON_UCX_LIBRARY, else the system's, else the wheel's).
-    ucx_options: further settings of UCX without the UCX_ prefix, e.g. {"NET_DEVICES": "mlx5_0:1"}; they win over ours.
+    ucx_options: further settings of UCX without the UCX_ prefix, e.g. {"NET_DEVICES": "mlx5_0:1"}; they win over ours, and ours over the
+        environment's (a warning names what of it is not used).
     """
 
     instance_id: str
@@ -52,6 +53,14 @@ class AgentConfig:
     ucx_options: Mapping[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
+        for name in ("instance_id", "backend", "transport", "expected_transport", "device", "ucx_library"):
+            _text(name, getattr(self, name))
+        for name, pairs in (("fingerprint", self.fingerprint), ("ucx_options", self.ucx_options)):
+            if not isinstance(pairs, Mapping):
+                raise InvalidArgument(f"{name}={pairs!r} is a {type(pairs).__name__}, must be a mapping of strings")
+            for key, value in pairs.items():
+                _text(f"a name of {name}", key)
+                _text(f"{name}[{key!r}]", value)
         if not 1 <= len(self.instance_id) <= 128:
             raise InvalidArgument(f"instance_id={self.instance_id!r} has {len(self.instance_id)} characters, must have 1 to 128")
         _one_of("backend", self.backend, BACKENDS)
@@ -63,13 +72,24 @@ class AgentConfig:
         _between("connect_timeout_s", self.connect_timeout_s, 0.001, 3600)
         _between("probe_timeout_s", self.probe_timeout_s, 0.001, 3600)
         _between("probe_bytes", self.probe_bytes, 0, 1 << 34)
-        if self.device and not self.device.isdecimal():
+        if self.device and not (self.device.isascii() and self.device.isdecimal()):
             raise InvalidArgument(f"device={self.device!r} must be empty (host memory) or the number of a CUDA device")
 
 
 def net_devices(config: AgentConfig) -> str:
     """UCX's choice of network devices, as the user made it; "": all."""
     return config.ucx_options.get("NET_DEVICES", os.environ.get("UCX_NET_DEVICES", ""))
+
+
+def overruled(ours: Mapping[str, str], config: AgentConfig) -> list[str]:
+    """Variables of the environment that say something else than what UCX is told here (`ours`), and that nobody repeated in `ucx_options`."""
+    given = {name: os.environ.get(f"UCX_{name}", value) for name, value in ours.items()}
+    return [f"UCX_{name}={given[name]}" for name, value in ours.items() if given[name] != value and name not in config.ucx_options]
+
+
+def _text(name: str, value: object) -> None:
+    if not isinstance(value, str):
+        raise InvalidArgument(f"{name}={value!r} is a {type(value).__name__}, must be a string")
 
 
 def _one_of(name: str, value: str, allowed: tuple[str, ...]) -> None:

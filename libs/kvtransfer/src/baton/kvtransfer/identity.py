@@ -6,6 +6,7 @@ process id that was given to another process is told apart by its start time.
 
 from __future__ import annotations
 
+import errno
 import os
 import select
 import struct
@@ -64,11 +65,12 @@ def is_gone(writer: Identity, here: Identity) -> bool:
         return False
     if writer.pid_namespace != here.pid_namespace:
         return False
-    return _start_ticks(writer.pid) != writer.start_ticks or _has_ended(writer.pid, writer.start_ticks)
+    return _is_another(writer) or _has_ended(writer)
 
 
 def _start_ticks(pid: int) -> int | None:
-    """Field 22 of /proc/<pid>/stat; None when there is no such process. The command's name may hold spaces and parentheses."""
+    """Field 22 of /proc/<pid>/stat; None when there is no such process, or it is hidden (hidepid). The command's name may hold spaces and
+    parentheses."""
     try:
         stat = Path(f"/proc/{pid}/stat").read_bytes()
     except (FileNotFoundError, ProcessLookupError):
@@ -76,14 +78,24 @@ def _start_ticks(pid: int) -> int | None:
     return int(stat[stat.rindex(b")") + 2 :].split()[19])
 
 
-def _has_ended(pid: int, start_ticks: int) -> bool:
+def _is_another(writer: Identity) -> bool:
+    """Whether the process id is somebody else's by now."""
+    ticks = _start_ticks(writer.pid)
+    return ticks is not None and ticks != writer.start_ticks
+
+
+def _has_ended(writer: Identity) -> bool:
     """A process that nobody waited for yet is a zombie: its pidfd is readable once its last thread ended."""
     try:
-        descriptor = os.pidfd_open(pid)
-    except ProcessLookupError:
-        return True
+        descriptor = os.pidfd_open(writer.pid)
+    except OverflowError:
+        return True  # no process has such a number
+    except OSError as error:
+        if error.errno in (errno.ESRCH, errno.EINVAL, errno.ENOENT):
+            return True  # nobody has it, or a thread of another process
+        raise
     try:
-        if _start_ticks(pid) != start_ticks:
+        if _is_another(writer):
             return True
         poll = select.poll()
         poll.register(descriptor, select.POLLIN)

@@ -57,6 +57,8 @@ class LoopbackPeer(Peer):
         return handle
 
     def probe(self) -> list[ProbePoint]:
+        if self._is_closed:
+            raise Closed(f"the peer {self._instance_id} is closed")
         points = []
         for num_bytes in _PROBE_SIZES:
             there, here = bytearray(num_bytes), bytes(num_bytes)

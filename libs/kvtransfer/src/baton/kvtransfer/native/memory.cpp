@@ -4,14 +4,22 @@
 #include "failure.hpp"
 #include "shared_mapping.hpp"
 
+#include <cerrno>
+#include <cstring>
 #include <sys/mman.h>
 
 namespace baton {
 
 MemoryPtr Memory::allocate_shared(ContextPtr context, size_t num_bytes) {
     MemoryPtr memory(new Memory(nullptr, num_bytes, Owner::SOMEBODY));
-    memory->enter(std::move(context), UCP_MEM_MAP_ALLOCATE);
-    if (find_shared(memory->address()).kind.empty()) { // UCX takes private memory then, without a word in its status
+    try {
+        memory->enter(std::move(context), UCP_MEM_MAP_ALLOCATE);
+    } catch (const Failure &failure) {
+        if (failure.status() != UCS_ERR_NO_MEMORY) {
+            throw;
+        }
+    }
+    if (find_shared(memory->address()).kind.empty()) { // UCX may have taken private memory, without a word in its status
         throw Failure("ucp_mem_map", UCS_ERR_NO_MEMORY,
                       "no shared memory of " + std::to_string(num_bytes) +
                           " bytes is left: raise the kernel's limits (ipcs -l: kernel.shmmax, shmall, shmmni), or use transport 'tcp'");
@@ -23,7 +31,7 @@ MemoryPtr Memory::allocate_private(size_t num_bytes) {
     // Not left to UCX, which may take it from the heap: this must be zeroed, and touched by nobody before its first use.
     void *address = mmap(nullptr, num_bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     if (address == MAP_FAILED) {
-        fail_errno("mmap");
+        throw Failure("mmap", -errno, std::string(std::strerror(errno)) + ": " + std::to_string(num_bytes) + " bytes were asked for");
     }
     return MemoryPtr(new Memory(address, num_bytes, Owner::US_MMAP));
 }

@@ -5,7 +5,6 @@ from __future__ import annotations
 import atexit
 import itertools
 import logging
-import os
 import secrets
 import weakref
 from collections.abc import Callable
@@ -17,6 +16,7 @@ from baton.kvtransfer.errors import Closed, IncompatiblePeer, InvalidArgument, P
 from baton.kvtransfer.identity import Identity
 from baton.kvtransfer.invitation import Invitation
 from baton.kvtransfer.ucx import library, options, routing
+from baton.kvtransfer.ucx.birthplace import Birthplace
 from baton.kvtransfer.ucx.contexts import Contexts, UcxContext
 from baton.kvtransfer.ucx.inbox import UcxInbox
 from baton.kvtransfer.ucx.notifier import Notifier
@@ -40,9 +40,9 @@ def _close_leaked() -> None:
             agent.close()
 
 
-def _dropped(notifier: Notifier, pid: int) -> None:
+def _dropped(notifier: Notifier, birthplace: Birthplace) -> None:
     """Of an agent that nobody closed, and that has no inbox and no peer any more (they would hold it): the last thread ends too."""
-    if os.getpid() == pid:
+    if not birthplace.is_elsewhere:
         notifier.notices.close()
 
 
@@ -51,6 +51,7 @@ class UcxAgent(Agent):
         self._config = config
         self._library = library.load(config.ucx_library)
         self._here = Identity.of_this_process(config.instance_id)
+        self._birthplace = Birthplace()
         self._device = int(config.device) if config.device else -1
         self._contexts = Contexts(config, self._device)
         self._notifier = Notifier()
@@ -61,7 +62,7 @@ class UcxAgent(Agent):
         self._receiving: ReceivingSide | None = None
         self._is_closed = False
         _open_agents.add(self)
-        weakref.finalize(self, _dropped, self._notifier, os.getpid()).atexit = False
+        weakref.finalize(self, _dropped, self._notifier, self._birthplace).atexit = False
         log.info("kvtransfer agent %s: %s", config.instance_id, self.description)
 
     @property
@@ -80,7 +81,7 @@ class UcxAgent(Agent):
     @property
     def is_inherited(self) -> bool:
         """Whether this is a fork's copy of the agent: without its threads, and with memory that belongs to the parent."""
-        return os.getpid() != self._here.pid
+        return self._birthplace.is_elsewhere
 
     def allocate(self, num_bytes: int) -> UcxRegion:
         if num_bytes < 1:
@@ -91,8 +92,8 @@ class UcxAgent(Agent):
         return self._keep(lambda: UcxRegion(_native.Memory.allocate_shared(shared.native, num_bytes), shared))
 
     def register(self, address: int, num_bytes: int) -> UcxRegion:
-        if num_bytes < 1 or address < 1 or address + num_bytes > 1 << 64:
-            raise InvalidArgument(f"address={address:#x}, num_bytes={num_bytes}: both must be at least 1, and their sum at most 2**64")
+        if num_bytes < 1 or address < 1 or address + num_bytes > 1 << 63:
+            raise InvalidArgument(f"address={address:#x}, num_bytes={num_bytes}: both must be at least 1, and their sum at most 2**63")
 
         def adopt() -> UcxRegion:
             context = self._contexts.any()
@@ -105,6 +106,7 @@ class UcxAgent(Agent):
             raise InvalidArgument(f"region is a {type(region).__name__}, must come from this agent")
         if not 1 <= num_doorbells <= routing.MAX_DOORBELLS:
             raise InvalidArgument(f"num_doorbells={num_doorbells} is outside [1, {routing.MAX_DOORBELLS}]")
+        self._birthplace.require()
         with self._lock:
             self._require_open()
             if self._receiving is None:
@@ -124,6 +126,7 @@ class UcxAgent(Agent):
                 num_doorbells,
                 self._contexts.shared is not None,
                 self._here,
+                self._birthplace,
                 forget=lambda: self._notifier.take(self._notifier.inboxes, inbox_id),
             )
             return inbox
@@ -185,7 +188,7 @@ class UcxAgent(Agent):
             self._require_open()
             forget = lambda: self._notifier.take(self._notifier.peers, link_id)  # noqa: E731
             peer = self._notifier.peers[link_id] = UcxPeer(
-                link, invited, source.num_bytes, self._config.probe_timeout_s, side, context, self._begin, forget
+                link, invited, source.num_bytes, self._config.probe_timeout_s, side, context, self._birthplace, self._begin, forget
             )
             return peer
 
@@ -199,8 +202,10 @@ class UcxAgent(Agent):
         self._notifier.on_peer_lost.append(callback)
 
     def close(self) -> None:
+        if self.is_inherited:
+            return
         with self._lock:
-            if self._is_closed or self.is_inherited:
+            if self._is_closed:
                 return
             self._is_closed = True
             peers, inboxes, regions = list(self._notifier.peers.values()), list(self._notifier.inboxes.values()), list(self._regions)
@@ -222,8 +227,7 @@ class UcxAgent(Agent):
     def _require_open(self) -> None:
         if self._is_closed:
             raise Closed("the agent is closed")
-        if self.is_inherited:
-            raise Closed("this agent was opened in another process: its threads do not live on after a fork; open one here")
+        self._birthplace.require()
 
     def _keep(self, make: Callable[[], UcxRegion]) -> UcxRegion:
         self._require_open()

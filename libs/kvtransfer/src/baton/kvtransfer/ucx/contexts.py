@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import TypeVar
 
 from baton.kvtransfer import _native
-from baton.kvtransfer.config import AgentConfig, net_devices
+from baton.kvtransfer.config import AgentConfig, net_devices, overruled
 from baton.kvtransfer.errors import UCXError
 from baton.kvtransfer.ucx import devices, options
 
@@ -40,7 +40,8 @@ class Contexts:
         self._lock = threading.Lock()
         self._network: UcxContext | None = None
         self._found: frozenset[str] = frozenset()
-        self.shared = UcxContext(options.shared(config), device) if options.shares_memory(config) else None
+        self._warn_of_overruled()
+        self.shared = self._make(options.shared(config)) if options.shares_memory(config) else None
         if self.shared is None:
             self.network()
 
@@ -56,9 +57,27 @@ class Contexts:
                 if self._network is not None:
                     log.info("network devices were %s, are %s: a new UCX context", _words(self._found), _words(found))
                 self._network = None
-                self._network = UcxContext(options.network(self._config), self.device)
+                self._network = self._make(options.network(self._config))
                 self._found = found
             return self._network
+
+    def _make(self, settings: dict[str, str]) -> UcxContext:
+        try:
+            return UcxContext(settings, self.device)
+        except UCXError as error:
+            if not is_without_network(error):
+                raise
+            asked = f"TLS={settings.get('TLS', 'all')}, NET_DEVICES={self._chosen or 'all'}"
+            here = f"network devices that are up here: {_words(devices.find())}"
+            raise UCXError(
+                error.function, error.status, f"{error.reason}: nothing to go over with {asked} (ucx_options, UCX_NET_DEVICES); {here}"
+            ) from error
+
+    def _warn_of_overruled(self) -> None:
+        settings = [options.shared(self._config)] if options.shares_memory(self._config) else []
+        settings += [options.network(self._config)] if self.has_network else []
+        if names := sorted({name for ours in settings for name in overruled(ours, self._config)}):
+            log.warning("not used, since an agent chooses these itself: %s; use AgentConfig's transport and ucx_options", ", ".join(names))
 
     def over_network(self, make: Callable[[UcxContext], T]) -> T:
         """`make` something with workers; again, with a new context, where a device of this one went unseen. Raises what `make` does."""

@@ -10,6 +10,7 @@ from baton.kvtransfer.base import Inbox, InboxStats
 from baton.kvtransfer.doorbell import Doorbell
 from baton.kvtransfer.errors import Closed, DoorbellsExhausted, InvalidArgument
 from baton.kvtransfer.identity import Identity, is_gone
+from baton.kvtransfer.ucx.birthplace import Birthplace
 
 _FULL, _SHUT = -1, -2
 
@@ -24,6 +25,7 @@ class UcxInbox(Inbox):
         num_doorbells: int,
         is_shared: bool,
         here: Identity,
+        birthplace: Birthplace,
         forget: Callable[[], object],
     ) -> None:
         self.native = native
@@ -33,6 +35,7 @@ class UcxInbox(Inbox):
         self._num_doorbells = num_doorbells
         self._is_shared = is_shared
         self._here = here
+        self._birthplace = birthplace
         self._forget = forget
         self._lock = threading.Lock()
         self._is_fenced = False
@@ -47,6 +50,7 @@ class UcxInbox(Inbox):
         return self._invitation
 
     def arm(self, room: int, generation: int) -> int:
+        self._birthplace.require()
         if not 1 <= room < 1 << 64 or not 1 <= generation < 1 << 32:
             raise InvalidArgument(f"room={room}, generation={generation}: must be at least 1 and fit 64 and 32 bits")
         slot = self.native.arm(room, generation)
@@ -58,16 +62,19 @@ class UcxInbox(Inbox):
         return slot
 
     def disarm(self, slot: int) -> None:
+        self._birthplace.require()
         if not 0 <= slot < self._num_doorbells or not self.native.disarm(slot):
             raise InvalidArgument(f"slot={slot} of the inbox of {self._sender_id} is not armed")
 
     def poll(self) -> list[Doorbell]:
+        self._birthplace.require()
         return [
             Doorbell(room, generation, num_tokens, first_token, flags & 0xFFFF, digest, bool(flags >> 16 & 1), last_layer_ns)
             for room, generation, flags, num_tokens, first_token, digest, last_layer_ns in self.native.poll()
         ]
 
     def fence(self, identity: bytes | None) -> bool:
+        self._birthplace.require()
         with self._lock:
             if self._is_fenced:
                 return True
@@ -80,9 +87,12 @@ class UcxInbox(Inbox):
 
     @property
     def stats(self) -> InboxStats:
+        self._birthplace.require()
         return InboxStats(*self.native.counters)
 
     def close(self) -> None:
+        if self._birthplace.is_elsewhere:
+            return
         with self._lock:
             if self._is_closed:
                 return

@@ -46,7 +46,8 @@ def load(explicit_path: str) -> Library:
                 if explicit_path and not _same_file(found, explicit_path):
                     raise LibraryConflict(f"{found} is in use in this process already, so {explicit_path} ({LIBRARY_VARIABLE}) cannot be used too")
                 return Library(os.path.realpath(found), version)
-            tried.append(f"{path} ({origin}): {problem}")
+            lacks = f"it is no libucp: it lacks {', '.join(missing[:3])} and others"
+            tried.append(f"{path} ({origin}): {problem or lacks}")
         raise LibraryNotFound(
             f"no usable libucp: {'; '.join(tried)}. Install libucx-cu13 (or libucx-cu12, or the system's libucx0), "
             f"or set {LIBRARY_VARIABLE} to a libucp.so.0"

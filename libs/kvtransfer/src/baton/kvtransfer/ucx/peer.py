@@ -8,6 +8,7 @@ from baton.kvtransfer import _native
 from baton.kvtransfer.base import Peer, ProbePoint
 from baton.kvtransfer.errors import Closed, InvalidArgument, PeerLost, PeerUnreachable, UCXError
 from baton.kvtransfer.invitation import Invitation
+from baton.kvtransfer.ucx.birthplace import Birthplace
 from baton.kvtransfer.ucx.contexts import UcxContext
 from baton.kvtransfer.ucx.sending import SendingSide
 from baton.kvtransfer.ucx.write import UcxWriteHandle
@@ -27,6 +28,7 @@ class UcxPeer(Peer):
         probe_timeout_s: float,
         side: SendingSide,
         context: UcxContext,
+        birthplace: Birthplace,
         begin: Callable[[_native.Link, UcxPeer, int], UcxWriteHandle | None],
         forget: Callable[[], object],
     ) -> None:
@@ -36,6 +38,7 @@ class UcxPeer(Peer):
         self._probe_timeout_s = probe_timeout_s
         self._side = side
         self._context: UcxContext | None = context
+        self._birthplace = birthplace
         self._begin = begin
         self._forget = forget
         self._is_closed = False
@@ -58,6 +61,7 @@ class UcxPeer(Peer):
         return self.link.info
 
     def begin(self, room: int) -> UcxWriteHandle:
+        self._birthplace.require()
         if not 1 <= room < 1 << 64:
             raise InvalidArgument(f"room={room} is outside [1, 2**64)")
         handle = self._begin(self.link, self, room)
@@ -69,9 +73,18 @@ class UcxPeer(Peer):
 
     def wrap(self, write: _native.Write) -> UcxWriteHandle:
         invitation = self._invitation
-        return UcxWriteHandle(write, self.instance_id, self._source_bytes, invitation.pool.num_bytes, invitation.num_doorbells)
+        return UcxWriteHandle(
+            write,
+            self.instance_id,
+            self._source_bytes,
+            invitation.pool.num_bytes,
+            invitation.num_doorbells,
+            self._side.has_device,
+            self._birthplace,
+        )
 
     def probe(self) -> list[ProbePoint]:
+        self._birthplace.require()
         context = self._context
         if context is None:
             raise Closed(f"the peer {self.instance_id} is closed")
@@ -94,6 +107,8 @@ class UcxPeer(Peer):
         return points
 
     def close(self) -> None:
+        if self._birthplace.is_elsewhere:
+            return
         self._is_closed = True
         self.link.close()
         self._context = None  # it may be out of date, and this peer the last that holds it

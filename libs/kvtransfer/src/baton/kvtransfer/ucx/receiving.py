@@ -58,7 +58,7 @@ class ReceivingSide:
             except UCXError as error:
                 if shared is None or not is_without_network(error):
                     raise
-                log.warning("UCX finds no network device: this inbox is for senders on this host only")
+                log.warning("this inbox is for senders on this host only: %s", error)
         assert shared is not None
         return _Opened(self.native.open_inbox(inbox_id, nonce, num_doorbells, shared.native, None), None)
 

@@ -57,11 +57,20 @@ def require_sound(invited: Invitation) -> None:
 
 def watch(invited: Invitation, here: Identity) -> int:
     """A pidfd of the receiver, the caller's from here on: shared memory never tells that the other side is gone."""
+    process = f"{invited.identity.instance_id}: its process {invited.identity.pid}"
     try:
         pidfd = os.pidfd_open(invited.identity.pid)
     except (ProcessLookupError, OverflowError) as error:
-        raise PeerUnreachable(f"{invited.identity.instance_id}: its process {invited.identity.pid} has ended") from error
-    if is_gone(invited.identity, here):
+        raise PeerUnreachable(f"{process} has ended") from error
+    except OSError as error:
+        raise PeerUnreachable(f"{process} cannot be watched: {error}") from error
+    try:
+        if is_gone(invited.identity, here):
+            raise PeerUnreachable(f"{process} has ended")
+    except OSError as error:
         os.close(pidfd)
-        raise PeerUnreachable(f"{invited.identity.instance_id}: its process {invited.identity.pid} has ended")
+        raise PeerUnreachable(f"{process} cannot be watched: {error}") from error
+    except BaseException:
+        os.close(pidfd)
+        raise
     return pidfd

@@ -23,6 +23,11 @@ class SendingSide:
         self._queues: list[_native.Queue] = []
         self._scratch: dict[int, UcxRegion] = {}
 
+    @property
+    def has_device(self) -> bool:
+        """Whether the queues can wait for CUDA events."""
+        return self._device >= 0
+
     def pick_queue(self) -> _native.Queue:
         """The one with the fewest peers. Raises UCXError."""
         with self._lock:
