@@ -129,8 +129,9 @@ class Hosts(House):
         super().__init__("ucx", "tcp")
         self.wire = wire
 
-    def on(self, host: str, num_bytes: int = 1 << 20, **more: Any) -> Any:
-        process = RemoteProcess(prefix=self.wire.command(host), num_bytes=num_bytes, **{**self.config(host), **more})
+    def on(self, host: str, num_bytes: int = 1 << 20, *, prefix: tuple[str, ...] = (), **more: Any) -> Any:
+        """prefix: in front of its command."""
+        process = RemoteProcess(prefix=(*self.wire.command(host), *prefix), num_bytes=num_bytes, **{**self.config(host), **more})
         self._made.append(process)
         return process
 

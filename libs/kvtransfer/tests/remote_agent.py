@@ -112,6 +112,16 @@ class RemoteAgent:
     def close_peer(self, peer: int) -> None:
         self.peers[peer].close()
 
+    def check_peer(self, peer: int) -> bool:
+        return self.peers[peer].check()
+
+    def missing(self, inbox: int) -> str:
+        return self.inboxes[inbox].missing
+
+    def lost_peers(self) -> list[str]:
+        with self.changed:
+            return list(self.lost)
+
     def begin(self, peer: int, room: int) -> None:
         self.handles[room] = self.peers[peer].begin(room)
 

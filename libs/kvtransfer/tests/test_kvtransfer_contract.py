@@ -49,6 +49,12 @@ def test_scattered_pages_land_where_they_belong_and_nowhere_else(pair: Any) -> N
     assert (landed[untouched] == GUARD).all()
 
 
+def test_nothing_is_missing_where_nothing_went(pair: Any) -> None:
+    _, receiver, inbox, peer = pair
+    assert peer.check()
+    assert (peer.missing, receiver.missing(inbox)) == ("", "")
+
+
 def test_bytes_are_there_when_the_doorbell_is(pair: Any) -> None:
     sender, receiver, inbox, peer = pair
     for room in range(1, 200):

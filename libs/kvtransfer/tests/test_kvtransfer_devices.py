@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import subprocess
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -12,7 +13,7 @@ import numpy as np
 import pytest
 
 from baton.kvtransfer import AgentConfig, Doorbell, WriteState, open_agent
-from baton.kvtransfer.ucx import devices
+from baton.kvtransfer.ucx import devices, footholds
 
 PAGE = 4096
 NUM_FLAPS = 20
@@ -53,6 +54,126 @@ def test_agents_outlive_the_device_that_was_there_when_they_started(hosts: Any, 
     receiver.open_inbox()
     hosts.wire.lay()
     write(sender, receiver, 2)
+
+
+def write_over(sender: Any, receiver: Any, peer: int, inbox: int, room: int) -> None:
+    content = np.random.default_rng(room).bytes(PAGE)
+    sender.write(0, content)
+    slot = receiver.arm(inbox, room, 1)
+    sender.begin(peer, room)
+    sender.post(room, [(0, PAGE, PAGE)])
+    sender.finish(room, slot, Doorbell(room, 1))
+    assert sender.state(room) is WriteState.DONE
+    assert receiver.read(PAGE, PAGE) == content
+
+
+@pytest.mark.parametrize("network", [212, 213], ids=["same address", "other address"])
+@pytest.mark.parametrize("stays", ["receiver", "sender"])
+def test_the_device_of_both_is_laid_anew_and_one_of_them_is_a_new_process(hosts: Any, stays: str, network: int) -> None:
+    """On one host: the kernel sends to the host's own addresses through its loopback device, whichever device has them."""
+    hosts.wire.lay_beside()
+    on = {name: hosts.on("receiver", ucx_options={"NET_DEVICES": hosts.wire.beside("receiver")}) for name in ("receiver", "sender")}
+    write(on["sender"], on["receiver"], 1)
+    hosts.wire.take_beside_away()
+    hosts.wire.lay_beside(network)
+    came = "sender" if stays == "receiver" else "receiver"
+    on[came].end()
+    on[came] = hosts.on("receiver")
+    write(on["sender"], on["receiver"], 2)
+
+
+def test_the_address_of_both_changes(hosts: Any) -> None:
+    hosts.wire.lay_beside()
+    receiver, sender = hosts.on("receiver"), hosts.on("receiver")
+    write(sender, receiver, 1)
+    hosts.wire.readdress_beside(212, 213)
+    write(sender, receiver, 2)
+    write(hosts.on("receiver"), receiver, 3)
+
+
+def test_a_peer_that_has_lost_its_device_says_so_at_once_and_another_goes_another_way(hosts: Any) -> None:
+    """Idle, so that TCP would find out with the next write only, 20 s after it began. The receiver needs no new inbox."""
+    hosts.wire.lay_beside()
+    receiver, sender = hosts.on("receiver"), hosts.on("receiver")
+    inbox, invitation = receiver.open_inbox()
+    peer = sender.connect(invitation)
+    write_over(sender, receiver, peer, inbox, 1)
+    assert sender.check_peer(peer)
+    assert receiver.missing(inbox) == ""
+    hosts.wire.take_beside_away()
+    gone = rf"PeerLost: receiver-.*: address 10\.212\.1\.1 of network device {hosts.wire.beside('receiver')}, which it went through, is gone"
+    with pytest.raises(Exception, match=gone):
+        sender.begin(peer, 2)
+    assert hosts.wire.beside("receiver") in receiver.missing(inbox)
+    eventually(lambda: len(sender.lost_peers()) == 1, "on_peer_lost")
+    write_over(sender, receiver, sender.connect(invitation), inbox, 3)
+    assert receiver.missing(inbox) == "", "one of its connections stands"
+
+
+def test_a_write_under_way_fails_as_soon_as_somebody_looks(hosts: Any) -> None:
+    hosts.wire.lay_beside()
+    receiver, sender = hosts.on("receiver"), hosts.on("receiver")
+    inbox, invitation = receiver.open_inbox()
+    peer = sender.connect(invitation)
+    sender.begin(peer, 1)
+    sender.post(1, [(0, PAGE, PAGE)])
+    hosts.wire.take_beside_away()
+    assert not sender.check_peer(peer)
+    assert sender.state(1) is WriteState.FAILED
+    assert receiver.fence(inbox)
+
+
+def test_a_device_that_others_go_through_is_not_missed(hosts: Any) -> None:
+    hosts.wire.lay_beside()
+    hosts.wire.lay()
+    receiver, sender = hosts.on("receiver"), hosts.on("sender")
+    inbox, invitation = receiver.open_inbox()
+    peer = sender.connect(invitation)
+    hosts.wire.take_beside_away()
+    assert sender.check_peer(peer)
+    write_over(sender, receiver, peer, inbox, 1)
+    assert receiver.missing(inbox) == ""
+    hosts.wire.take_away()
+    assert not sender.check_peer(peer)
+    assert "10.211.1.1 of network device" in receiver.missing(inbox)
+
+
+NO_ROUTE = "int ucs_netlink_is_best_route(int device, const void *remote) { return 0; }"
+
+
+def test_a_sender_that_nobody_can_answer_is_refused_and_ends_no_process(hosts: Any, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    """UCX 1.22 dies of the sender's own questions where it finds no route back: ours asks none."""
+    (tmp_path / "no_route.c").write_text(NO_ROUTE, encoding="ascii")
+    environment = {name: value for name, value in os.environ.items() if name != "LD_PRELOAD"}
+    subprocess.run(["cc", "-shared", "-fPIC", "-o", "no_route.so", "no_route.c"], cwd=tmp_path, env=environment, check=True)
+    preloaded = " ".join(filter(None, (str(tmp_path / "no_route.so"), os.environ.get("LD_PRELOAD"))))
+    hosts.wire.lay()
+    receiver, sender = hosts.on("receiver", prefix=("env", f"LD_PRELOAD={preloaded}")), hosts.on("sender", connect_timeout_s=2.0)
+    for _ in range(2):
+        _, invitation = receiver.open_inbox()
+        with pytest.raises(Exception, match=r"PeerUnreachable: .* no answer in time: it hangs, or has no way back to this host"):
+            sender.connect(invitation)
+    assert receiver.process.poll() is None
+    assert "a sender that no network device here leads back to has connected" in capfd.readouterr().err
+    write(sender, hosts.on("receiver"), 1)
+
+
+def test_footholds_are_read_from_ucx_description(tmp_path: Path) -> None:
+    """After sysfs's documentation: no InfiniBand device is at hand."""
+    port = tmp_path / "sys/class/infiniband/mlx5_0/ports/1/state"
+    port.parent.mkdir(parents=True)
+    port.write_text("4: ACTIVE\n", encoding="ascii")
+    info = (
+        "#                 lane[0]:  4:rc_mlx5/mlx5_0:1.0 md[3]     -> md[3]/ib/sysdev[255] rma_bw#0 am am_bw#0 wireup\n"
+        "#                 lane[1]:  1:tcp/lo.0 md[1]       -> md[1]/tcp/sysdev[255] am\n"
+        "#                 lane[2]:  9:cma/memory.0 md[4]   -> md[4]/cma/sysdev[255] rma_bw#1\n"
+    )
+    found = footholds.of(info, tmp_path)
+    assert [(one.device, one.address) for one in found] == [("mlx5_0:1", ""), ("lo", "127.0.0.1")]
+    assert all(one.is_there(tmp_path) for one in found)
+    port.write_text("1: DOWN\n", encoding="ascii")
+    assert [one.is_there(tmp_path) for one in found] == [False, True]
+    assert footholds.missing([footholds.Foothold("eth7", "192.0.2.1"), found[1]]) == "address 192.0.2.1 of network device eth7"
 
 
 def test_a_device_that_goes_right_after_somebody_looked(hosts: Any) -> None:

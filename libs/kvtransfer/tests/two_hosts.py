@@ -65,18 +65,30 @@ class TwoHosts:
         """The wire and both its cards, as if they had been pulled out."""
         _ip("-n", self._namespace(HOSTS[0]), "link", "del", self._cards[0])
 
-    def lay_beside(self) -> None:
-        """Another device on either host, which leads nowhere."""
-        for number, host in enumerate(HOSTS, 1):
-            card = f"b{self._key}x{host[:1]}"
+    def lay_beside(self, network: int = 212) -> None:
+        """Another device on either host, which leads nowhere. network: of its address."""
+        for host in HOSTS:
+            card = self.beside(host)
             _ip("-n", self._namespace(host), "link", "add", "name", card, "type", "veth", "peer", "name", f"{card}o")
-            _ip("-n", self._namespace(host), "addr", "add", f"10.212.{number}.1/24", "dev", card)
+            _ip("-n", self._namespace(host), "addr", "add", _address_beside(network, host), "dev", card)
             for end in (card, f"{card}o"):
                 _ip("-n", self._namespace(host), "link", "set", end, "up")
+            while "state UP" not in _ip("-n", self._namespace(host), "link", "show", card):
+                time.sleep(0.01)
 
     def take_beside_away(self) -> None:
         for host in HOSTS:
-            _ip("-n", self._namespace(host), "link", "del", f"b{self._key}x{host[:1]}")
+            _ip("-n", self._namespace(host), "link", "del", self.beside(host))
+
+    def readdress_beside(self, old: int, new: int) -> None:
+        """The devices stay, with addresses of another network."""
+        for host in HOSTS:
+            _ip("-n", self._namespace(host), "addr", "del", _address_beside(old, host), "dev", self.beside(host))
+            _ip("-n", self._namespace(host), "addr", "add", _address_beside(new, host), "dev", self.beside(host))
+
+    def beside(self, host: str) -> str:
+        """The name of that device."""
+        return f"b{self._key}x{host[:1]}"
 
     def silence(self, host: str) -> None:
         """Not even a loopback interface."""
@@ -84,6 +96,10 @@ class TwoHosts:
 
     def _namespace(self, host: str) -> str:
         return f"bkv{self._key}-{host}"
+
+
+def _address_beside(network: int, host: str) -> str:
+    return f"10.{network}.{HOSTS.index(host) + 1}.1/24"
 
 
 def _ip(*words: str) -> str:

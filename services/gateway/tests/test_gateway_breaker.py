@@ -108,6 +108,13 @@ def test_the_leg_that_failed_is_excluded_or_else_the_pair(origin: common_pb2.Ori
     assert {route for route in [*routes, ("x",)] if not attempt.excludes(route)} == free
 
 
+def test_a_way_that_broke_speaks_against_nobody() -> None:
+    """It is laid anew, if need be between the same two."""
+    broke = common_pb2.Failure(code=code_number(grpc.StatusCode.UNAVAILABLE), origin=common_pb2.ORIGIN_TRANSFER, cause="way_lost")
+    assert is_retryable(broke)
+    assert not FailedAttempt(1, ("p1", "d1"), broke).excludes(("p1", "d1"))
+
+
 def test_a_plain_server_that_failed_is_excluded() -> None:
     attempt = FailedAttempt(1, ("x",), failure(grpc.StatusCode.UNAVAILABLE))
     assert attempt.excludes(("x",))

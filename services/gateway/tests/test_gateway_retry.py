@@ -361,3 +361,41 @@ async def test_a_failed_room_tells_its_times_over_http(stack_of: StackOf) -> Non
         error = (await client.post("/v1/completions", json={"model": MODEL, "prompt": "x"})).json()["error"]
     assert (error["origin"], error["stage"], error["code"], error["allowed_ms"]) == ("gateway", "BOOTSTRAPPING", "bootstrap_timeout", 200)
     assert error["elapsed_ms"] >= 200
+
+
+async def test_a_request_whose_way_broke_waits_for_the_new_one(stack_of: StackOf) -> None:
+    """Of the only pair: both servers are well, and for a moment there is no route through them."""
+    stack: Stack = await stack_of(prefill=1, decode=1)
+    prefill, decode = stack.of("prefill", 0), stack.of("decode", 0)
+
+    async def breaks(worker: ScriptedWorker, start: worker_pb2.Start) -> None:
+        worker.say_peers(problem="the way from prefill broke")
+        worker.fail(start.room, UNAVAILABLE, "way_lost", origin=common_pb2.ORIGIN_TRANSFER)
+
+    prefill.script, decode.script = silence, breaks
+    call = stack.call()
+    await call.read()
+    await eventually(lambda: bool(decode.starts) and not stack.gateway.fleet.ready)
+    servers = stack.gateway.fleet.counts()
+    assert [(servers[kind]["connected"], servers[kind]["usable"]) for kind in ("prefill", "decode")] == [(1, 0), (1, 0)]
+    prefill.script = decode.script = by_the_book
+    decode.say_peers()
+    messages = await rest(call)
+    assert messages[-1].report.failed_attempts[0].failure.cause == "way_lost"
+    assert "".join(message.text for message in messages) == ANSWER
+    await stack.settled()
+
+
+async def test_a_request_whose_way_broke_does_not_wait_for_a_server_that_is_gone(stack_of: StackOf) -> None:
+    stack: Stack = await stack_of(prefill=1, decode=1)
+    prefill, decode = stack.of("prefill", 0), stack.of("decode", 0)
+    prefill.script = decode.script = silence
+    call = stack.call()
+    await call.read()
+    await eventually(lambda: bool(decode.starts))
+    decode.say_peers(problem="the way from prefill broke")
+    await eventually(lambda: not stack.gateway.fleet.ready)
+    await prefill.kill()
+    code, failure = await failure_of(call)
+    assert (code, failure.cause) == (UNAVAILABLE, "prefill_lost")
+    await stack.settled()

@@ -135,6 +135,69 @@ async def test_a_new_session_of_the_same_decode_server_replaces_the_old_one(serv
     await asyncio.to_thread(prefill.until, lambda: ("PublishedSlots", 8) in prefill.names())
 
 
+async def _connected(served, prefill, room: int) -> tuple[Session, Any]:
+    """A session, and the way that it wrote `room` over."""
+    session = Session(served[1])
+    await session.greet(prefill.decode())
+    await session.read()
+    await _published(session, prefill, room)
+    (live,) = served[0]._sessions.values()
+    return session, live.ways[0].peer
+
+
+async def _published(session: Session, prefill, room: int) -> None:
+    prefill.expect(room, num_tokens=4)
+    await session.publish(room)
+    await asyncio.to_thread(prefill.until, lambda: ("PublishedSlots", room) in prefill.names())
+
+
+async def test_a_way_that_lost_what_it_went_through_here_is_laid_anew(served, prefill) -> None:
+    """Into the same pages: the session goes on, and so does a room that came before anybody had noticed."""
+    session, lost = await _connected(served, prefill, 7)
+    await session.call.write(bootstrap_pb2.FromDecode(revoke=bootstrap_pb2.Revoke(room=7, lease_generation=1)))
+    assert (await session.read()).quiesced.room == 7
+    lost.break_off("address 192.0.2.1 of network device eth7 is gone", "address 192.0.2.1 of network device eth7")
+    await _published(session, prefill, 8)
+    (live,) = served[0]._sessions.values()
+    assert live.ways[0].peer is not lost
+    assert prefill.exporter.num_unmatched == 0
+    prefill.start(8)
+    prefill.compute(8, 0, 1)
+    prefill.exporter.finish(8, 1)
+    over = await asyncio.to_thread(prefill.until_over, 8)
+    assert type(over).__name__ == "SendDone", over
+
+
+async def test_a_room_whose_way_cannot_be_laid_anew_is_told_so(served, prefill) -> None:
+    session, lost = await _connected(served, prefill, 7)
+    await session.call.write(bootstrap_pb2.FromDecode(revoke=bootstrap_pb2.Revoke(room=7, lease_generation=1)))
+    assert (await session.read()).quiesced.room == 7
+    for decode in prefill.decodes:
+        for inbox in decode.agent._own:
+            inbox.fence(None)
+    lost.break_off("eth7 is gone", "network device eth7")
+    prefill.expect(8, num_tokens=4)
+    await session.publish(8)
+    failed = await asyncio.to_thread(prefill.until_over, 8)
+    assert (failed.failure.code, failed.failure.origin, failed.failure.cause) == ("UNAVAILABLE", "transfer", "way_lost")
+    with pytest.raises(grpc.aio.AioRpcError, match="network device eth7, and there is no other") as caught:
+        await _all_about(session, room=8)
+    assert caught.value.code() is grpc.StatusCode.ABORTED
+
+
+async def test_a_write_that_breaks_while_decode_stays_is_the_ways_fault(served, prefill) -> None:
+    prefill.agent.paused = True
+    session, lost = await _connected(served, prefill, 7)
+    prefill.start(7)
+    prefill.compute(7, 0, 1)
+    prefill.agent.lose(lost)
+    failed = await asyncio.to_thread(prefill.until_over, 7)
+    assert (failed.failure.code, failed.failure.origin, failed.failure.cause) == ("UNAVAILABLE", "transfer", "way_lost")
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        await _all_about(session, room=7)
+    assert caught.value.code() is grpc.StatusCode.ABORTED
+
+
 async def test_the_end_of_a_session_ends_its_rooms(served, prefill) -> None:
     session = Session(served[1])
     await session.greet(prefill.decode())
@@ -158,7 +221,7 @@ async def test_a_path_that_breaks_ends_the_session(served, prefill) -> None:
     prefill.agent.lose(peer)
     with pytest.raises(grpc.aio.AioRpcError, match="the way to decode decode-1 broke") as caught:
         await session.read()
-    assert caught.value.code() is grpc.StatusCode.UNAVAILABLE
+    assert caught.value.code() is grpc.StatusCode.ABORTED
 
 
 async def test_close_ends_sessions_in_order(served, prefill) -> None:

@@ -149,6 +149,17 @@ class Peer(ABC):
     @abstractmethod
     def is_lost(self) -> bool: ...
 
+    @property
+    @abstractmethod
+    def missing(self) -> str:
+        """What of this host it went through that is gone, in words, as far as `check` has found; "": nothing. The receiver may be well: connect
+        again, with the same invitation, and it goes another way."""
+
+    @abstractmethod
+    def check(self) -> bool:
+        """Whether it is not lost. Looks, in microseconds, whether the network addresses and ports of this host that it goes through are still there:
+        without one it is lost, its open handles become FAILED and `on_peer_lost` is called. `begin` does that too."""
+
     @abstractmethod
     def begin(self, room: int) -> WriteHandle:
         """Raises Closed, or PeerLost when the peer is known to be gone."""
@@ -194,6 +205,12 @@ class Inbox(ABC):
         Where the transport enforces it (tcp, rc) its way in is destroyed. Where memory is shared, the proof is that every connection to this inbox
         was closed in order, or that the process of `identity` is gone. Idempotent.
         """
+
+    @property
+    @abstractmethod
+    def missing(self) -> str:
+        """What of this host every connection to this inbox goes through that is gone, in words: looks, in microseconds. "": nothing, or nobody is
+        connected. Nothing of what its sender writes arrives any more: it needs another inbox. The first look remembers what there is to miss."""
 
     @property
     @abstractmethod

@@ -10,7 +10,7 @@ from typing import Any, NoReturn, Protocol
 import grpc
 import grpc.aio
 
-from baton.decode.errors import PairRefusedError, SessionEndedError
+from baton.decode.errors import PairRefusedError, SessionEndedError, WayLostError
 from baton.decode.inboxes import Inboxes
 from baton.decode.link import PrefillLink
 from baton.engine.types import Failure
@@ -27,6 +27,8 @@ Call = grpc.aio.StreamStreamCall[bootstrap_pb2.FromDecode, bootstrap_pb2.FromPre
 
 #: Longest that prefill may take to answer the hello, connect back and probe the path.
 GREETING_TIMEOUT_S = 60.0
+#: How long prefill may take to read the last messages.
+LAST_WORDS_S = 1.0
 
 
 class Answers(Protocol):
@@ -47,10 +49,16 @@ class BootstrapSession:
         self._hello = hello
         self._here = here
         self._loop = asyncio.get_running_loop()
-        self._outbox: asyncio.Queue[bootstrap_pb2.FromDecode] = asyncio.Queue()
+        self._outbox: asyncio.Queue[bootstrap_pb2.FromDecode | None] = asyncio.Queue()
         self.transport = ""
         self.gigabytes_per_s = 0.0
         self.link: PrefillLink | None = None
+        self._cut_off: asyncio.Future[str] = self._loop.create_future()
+
+    def cut_off(self, reason: str) -> None:
+        """Ends `serve`, after what is to be sent: what prefill writes does not arrive any more."""
+        if not self._cut_off.done():
+            self._cut_off.set_result(reason)
 
     def send(self, message: bootstrap_pb2.FromDecode) -> None:
         """What may gather is bounded by the leases of this session."""
@@ -85,12 +93,23 @@ class BootstrapSession:
     async def serve(self, call: Call, answers: Answers) -> NoReturn:
         """Until the session ends, which raises SessionEndedError or the call's own error."""
         writer = asyncio.create_task(self._write(call))
+        listener = asyncio.create_task(self._listen(call, answers))
         try:
-            while True:
-                self._hear(await self._read(call), answers)
+            await asyncio.wait((listener, self._cut_off), return_when=asyncio.FIRST_COMPLETED)
+            if not listener.done():
+                self._outbox.put_nowait(None)
+                await asyncio.wait((writer,), timeout=LAST_WORDS_S)
+                raise WayLostError(self._cut_off.result())
+            listener.result()
+            raise AssertionError("listening ends with an error only")
         finally:
             writer.cancel()
-            await asyncio.gather(writer, return_exceptions=True)
+            listener.cancel()
+            await asyncio.gather(writer, listener, return_exceptions=True)
+
+    async def _listen(self, call: Call, answers: Answers) -> NoReturn:
+        while True:
+            self._hear(await self._read(call), answers)
 
     def _hear(self, message: bootstrap_pb2.FromPrefill, answers: Answers) -> None:
         match message.WhichOneof("message"):
@@ -115,12 +134,14 @@ class BootstrapSession:
         code, details = await call.code(), await call.details()
         if code is grpc.StatusCode.FAILED_PRECONDITION:
             raise PairRefusedError(details or "refused without a reason")
+        if code is grpc.StatusCode.ABORTED:  # prefill's word for it (BootstrapServicer.Session)
+            raise WayLostError(details or "prefill gave no reason")
         raise SessionEndedError(f"{code.name}: {details}" if details else code.name)
 
     async def _write(self, call: Call) -> None:
-        """Ends when the stream is broken, which the reader sees as well."""
-        while True:
-            await call.write(await self._outbox.get())
+        """Ends when the stream is broken, which the reader sees as well, or with the last message."""
+        while (message := await self._outbox.get()) is not None:
+            await call.write(message)
 
 
 MakeHello = Callable[[Inboxes], bootstrap_pb2.DecodeHello]

@@ -13,3 +13,7 @@ class PairRefusedError(DecodeError):
 
 class SessionEndedError(DecodeError):
     """The prefill server closed the session, or spoke out of turn."""
+
+
+class WayLostError(SessionEndedError):
+    """Both servers are there, and what pages went over between them broke."""

@@ -88,10 +88,15 @@ class Importer:
         with self._lock:
             self._rooms.link_ready(address)
 
-    def link_lost(self, link: PrefillLink, reason: str) -> None:
-        """Prefill cannot be talked to: its rooms will not land, their pages are quarantined until it is fenced."""
+    def link_cut_off(self, link: PrefillLink, reason: str) -> None:
+        """Nothing of what prefill writes arrives any more: it is told so, before the session ends."""
         with self._lock:
-            self._rooms.lost(link, reason)
+            self._rooms.cut_off(link, reason)
+
+    def link_lost(self, link: PrefillLink, reason: str, *, way_broke: bool = False) -> None:
+        """Prefill cannot be talked to, or cannot write: its rooms will not land, their pages are quarantined until it is fenced."""
+        with self._lock:
+            self._rooms.lost(link, reason, way_broke=way_broke)
 
     def link_fenced(self, link: PrefillLink) -> None:
         """Proof that nothing of this session lands any more."""

@@ -51,6 +51,11 @@ class Inboxes:
         for route, slot in zip(routes, slots, strict=False):
             self._inboxes[route.destination_rank].disarm(slot)
 
+    @property
+    def missing(self) -> str:
+        """What of this host the way into one of them went through that is gone; "": nothing."""
+        return next((missing for inbox in self._inboxes if (missing := inbox.missing)), "")
+
     def fence(self, identity: bytes | None) -> bool:
         """True: proof for every inbox that nothing lands in it any more. All are shut at the first call, whichever of them has its proof."""
         proofs = [inbox.fence(identity) for inbox in self._inboxes]

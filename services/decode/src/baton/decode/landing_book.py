@@ -82,12 +82,18 @@ class LandingBook:
         landing.failed = True  # the engine knows
         self._abort(landing, why)
 
-    def lost(self, link: PrefillLink, reason: str) -> None:
+    def cut_off(self, link: PrefillLink, reason: str) -> None:
+        for landing in self._landings.values():
+            if landing.link is link:
+                link.revoke(landing.room, landing.generation, _way_lost(link, landing.room, reason))
+
+    def lost(self, link: PrefillLink, reason: str, *, way_broke: bool) -> None:
         for lease in self.leases.peer_lost(link.key):
             landing = self._landings[lease.room]
             landing.revoke_due = None
             text = f"prefill server {link.instance_id} at {link.address} was lost while room {lease.room} was in transfer: {reason}"
-            self._fail(landing, failure("UNAVAILABLE", "prefill_lost", text, origin="prefill"))
+            gone = failure("UNAVAILABLE", "prefill_lost", text, origin="prefill")
+            self._fail(landing, _way_lost(link, lease.room, reason) if way_broke else gone)
 
     def fenced(self, link: PrefillLink) -> None:
         for lease in self.leases.fenced(link.key):
@@ -231,3 +237,9 @@ class LandingBook:
 
 def failure(code: str, cause: str, message: str, *, origin: str = "decode") -> Failure:
     return Failure(code, origin, cause, message)
+
+
+def _way_lost(link: PrefillLink, room: int, reason: str) -> Failure:
+    """Both servers may be well."""
+    text = f"room {room} was in transfer from prefill server {link.instance_id} at {link.address}: {reason}"
+    return failure("UNAVAILABLE", "way_lost", text, origin="transfer")

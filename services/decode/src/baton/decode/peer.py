@@ -13,7 +13,7 @@ import grpc
 import grpc.aio
 
 from baton.decode.bootstrap_session import Answers, BootstrapSession, Call, MakeHello
-from baton.decode.errors import PairRefusedError, SessionEndedError
+from baton.decode.errors import PairRefusedError, SessionEndedError, WayLostError
 from baton.decode.inboxes import Inboxes
 from baton.decode.link import PrefillLink
 from baton.kvtransfer import RankMemory, TransferError
@@ -32,6 +32,8 @@ MAX_BACKOFF_S = 1.0
 #: A pair that does not fit is asked again now and then: the other side may be restarted with other settings.
 REFUSED_BACKOFF_S = 5.0
 LET_GO = "this decode server let go of it"
+#: How long prefill has to come another way, when what its way into an inbox goes through on this host is gone; then it gets another inbox.
+CUT_OFF_AFTER_S = 2.0
 FENCE_PERIOD_S = 0.05
 MAX_FENCE_PERIOD_S = 1.0
 
@@ -41,7 +43,9 @@ class Leases(Answers, Protocol):
 
     def link_ready(self, address: str) -> None: ...
 
-    def link_lost(self, link: PrefillLink, reason: str) -> None: ...
+    def link_cut_off(self, link: PrefillLink, reason: str) -> None: ...
+
+    def link_lost(self, link: PrefillLink, reason: str, *, way_broke: bool) -> None: ...
 
     def link_fenced(self, link: PrefillLink) -> None: ...
 
@@ -77,6 +81,8 @@ class PrefillPeer:
         #: Why this server could not open an inbox for it the last time; "": it could.
         self.obstacle = ""
         self._doors = doors
+        self._session: BootstrapSession | None = None
+        self._cut_off_since: float | None = None
         self._sessions = 0
         self._fences: set[asyncio.Task[None]] = set()
         self._log = log.bind(address=address)
@@ -91,6 +97,20 @@ class PrefillPeer:
     async def fenced(self) -> None:
         """Waits until every ended session is fenced."""
         await asyncio.gather(*self._fences)
+
+    def look(self, now: float) -> None:
+        """Whether what prefill writes still arrives. now: time.monotonic()."""
+        session, link = self._session, self.link
+        missing = session.inboxes.missing if session is not None and link is not None else ""
+        if session is None or link is None or not missing:
+            self._cut_off_since = None
+        elif self._cut_off_since is None:
+            self._cut_off_since = now
+        elif now - self._cut_off_since >= CUT_OFF_AFTER_S:
+            reason = f"{missing} of this server, which it went through, is gone"
+            self._doors.leases.link_cut_off(link, reason)
+            session.cut_off(reason)
+            self._session = None
 
     def state(self) -> worker_pb2.PeerState:
         """What gateways are told. From any thread."""
@@ -139,8 +159,8 @@ class PrefillPeer:
             self._log.error("no inbox", error=str(error))
             return False
         self.obstacle = ""
-        session = BootstrapSession(key, self.address, inboxes, doors.hello(inboxes), doors.here)
-        problem = LET_GO
+        session = self._session = BootstrapSession(key, self.address, inboxes, doors.hello(inboxes), doors.here)
+        problem, way_broke = LET_GO, False
         try:
             async with open_channel(self.address, doors.tls, CHANNEL_OPTIONS) as channel:
                 call: Call = bootstrap_pb2_grpc.BootstrapStub(channel).Session()
@@ -152,10 +172,12 @@ class PrefillPeer:
                     call.cancel()
         except PairRefusedError as error:
             problem = f"refused: {error}"
+        except WayLostError as error:
+            problem, way_broke = f"the way from prefill broke: {error}", True
         except (SessionEndedError, grpc.aio.AioRpcError, grpc.aio.UsageError, TransferError, TimeoutError) as error:
             problem = _explain(error, doors.tls, was_in_use=session.link is not None)
         finally:
-            self._went(session.link, inboxes, problem)
+            self._went(session.link, inboxes, problem, way_broke=way_broke)
         return session.link is not None
 
     def _came(self, session: BootstrapSession, link: PrefillLink) -> None:
@@ -164,7 +186,7 @@ class PrefillPeer:
         self._doors.leases.link_ready(self.address)
         self._doors.changed()
 
-    def _went(self, link: PrefillLink | None, inboxes: Inboxes, problem: str) -> None:
+    def _went(self, link: PrefillLink | None, inboxes: Inboxes, problem: str, *, way_broke: bool) -> None:
         if problem == LET_GO:
             self._log.info("prefill let go")
         elif link is not None:
@@ -172,11 +194,11 @@ class PrefillPeer:
         elif problem != self.problem:
             self._log.warning("prefill away", problem=problem)
         changed = problem != self.problem
-        self.link, self.problem = None, problem
+        self.link, self.problem, self._session, self._cut_off_since = None, problem, None, None
         if changed:
             self._doors.changed()
         if link is not None:
-            self._doors.leases.link_lost(link, problem)
+            self._doors.leases.link_lost(link, problem, way_broke=way_broke)
         fence = asyncio.create_task(self._fence(link, inboxes), name=f"fence of {inboxes.sender_id}")
         self._fences.add(fence)
         fence.add_done_callback(self._fences.discard)

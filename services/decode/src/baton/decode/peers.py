@@ -81,6 +81,8 @@ class PeerSet:
             await asyncio.sleep(TICK_S)
             now = time.monotonic()
             tick(now)
+            for peer in list(self._peers.values()):
+                peer.look(now)
             for address in self._stale(now):
                 log.info("peer let go", address=address)
                 await self._peers.pop(address).close()

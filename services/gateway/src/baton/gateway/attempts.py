@@ -14,18 +14,22 @@ from baton.gateway.errors import GatewayError, RoomFailedError
 from baton.gateway.fleet import Fleet, Route, trusted
 from baton.gateway.live_room import LiveRoom
 from baton.gateway.local_prefill import local_routes
-from baton.gateway.retry import FailedAttempt, RetryPolicy, backoff_s, is_overload
+from baton.gateway.retry import FailedAttempt, RetryPolicy, backoff_s, is_overload, is_way_lost
 from baton.wire.status import origin_name, stage_name
 from baton.wire.v1 import common_pb2
+
+#: How long a request waits for the new way between the two servers whose way broke, where no others can take it, and how often it looks.
+NEW_WAY_WAIT_S = 5.0
+NEW_WAY_LOOK_S = 0.02
 
 
 class Attempts:
     """`room` is the one that the request is in now. Its tokens come from `take`, which moves the request on when that room fails.
 
     Every attempt has a fresh room number and goes on behind the tokens that the client has: prompt and answer so far are its prompt, seed and
-    deadline those of the first. The servers that failed are not tried again for this request, nor is a pair between which a transfer failed,
-    nor one with other weights once there are tokens. Under policy "recompute" that works at any token, and where only the transfer failed,
-    the same decode server computes what it should have been sent.
+    deadline those of the first. The servers that failed are not tried again for this request, nor is a pair between which a transfer failed
+    (but where only its way broke, which is laid anew), nor one with other weights once there are tokens. Under policy "recompute" that works at
+    any token, and where only the transfer failed, the same decode server computes what it should have been sent.
     """
 
     def __init__(self, order: Order, dispatcher: Dispatcher, fleet: Fleet, policy: RetryPolicy) -> None:
@@ -78,7 +82,14 @@ class Attempts:
     def _may_go_on(self, failure: common_pb2.Failure) -> bool:
         if ended_by(self._order.admitted.sampling, self._given) is not None:
             return False
-        return self._policy.allows(failure, len(self.failed), self.room.passage.num_tokens) and bool(self._elsewhere(failure))
+        if not self._policy.allows(failure, len(self.failed), self.room.passage.num_tokens):
+            return False
+        return bool(self._elsewhere(failure)) or self._awaits_new_way(failure)
+
+    def _awaits_new_way(self, failure: common_pb2.Failure) -> bool:
+        """Whether the room's own servers are there and lay a new way between them."""
+        instances = self.room.passage.servers
+        return is_way_lost(failure) and all(worker.is_well(instance) for worker, instance in zip(self.room.servers, instances, strict=True))
 
     def _may_leave(self, failure: common_pb2.Failure) -> bool:
         """Whether a server that is silent is reason enough to go: only if others are there that answer."""
@@ -120,7 +131,7 @@ class Attempts:
         with self._dispatcher.rooms.between():
             await self.room.settled.wait()
             await asyncio.sleep(pause_s)
-            routes = self._elsewhere(failure)
+            routes = await self._routes_after(failure)
             if not routes or time.monotonic() >= self._order.deadline:
                 return False
             attempt = self._attempt(failure)
@@ -134,6 +145,12 @@ class Attempts:
             self.room = self._watched(room)
         self._note(attempt, len(rest.prompt), pause_s)
         return True
+
+    async def _routes_after(self, failure: common_pb2.Failure) -> list[Route]:
+        until = min(time.monotonic() + NEW_WAY_WAIT_S, self._order.deadline)
+        while not (routes := self._elsewhere(failure)) and self._awaits_new_way(failure) and time.monotonic() < until:  # noqa: ASYNC110 # rare and short
+            await asyncio.sleep(NEW_WAY_LOOK_S)
+        return routes
 
     def _note(self, attempt: FailedAttempt, num_recomputed: int, pause_s: float) -> None:
         failure = attempt.failure

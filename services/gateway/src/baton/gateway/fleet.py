@@ -90,14 +90,15 @@ class Fleet:
         self._update(worker)
 
     def counts(self) -> dict[str, dict[str, int]]:
-        """By role: how many servers are known, connected, and of use for a new room."""
+        """By role: how many servers are known, connected, and of use for a new room: in a route."""
+        routed = {server for route in self.routes for server in route.servers}
         found = {}
         for leg in Leg:
             servers = [worker for worker in self.workers if worker.leg is leg]
             found[leg.value] = {
                 "known": len(servers),
                 "connected": sum(worker.connected for worker in servers),
-                "usable": sum(not worker.unusable_because for worker in servers),
+                "usable": sum(worker in routed for worker in servers),
             }
         return found
 

@@ -76,6 +76,11 @@ def backoff_s(num_failed: int) -> float:
     return min(FIRST_BACKOFF_S * 2.0 ** (num_failed - 1), MAX_BACKOFF_S) * random.uniform(0.5, 1.0)
 
 
+def is_way_lost(failure: common_pb2.Failure) -> bool:
+    """Prefill and decode are well; what pages went over between them broke."""
+    return failure.cause == "way_lost"
+
+
 @dataclass(frozen=True, slots=True)
 class FailedAttempt:
     """A room of a request that went on in another one.
@@ -102,6 +107,10 @@ class FailedAttempt:
         return failure.origin == common_pb2.ORIGIN_PREFILL and failure.stage in (common_pb2.ROOM_STATE_TRANSFERRING, common_pb2.ROOM_STATE_SUCCESS)
 
     @property
+    def is_way_lost(self) -> bool:
+        return is_way_lost(self.failure)
+
+    @property
     def culprit(self) -> str:
         """The instance that failed; empty where only the pair is known to have."""
         if self.hearsay:
@@ -111,7 +120,9 @@ class FailedAttempt:
         return self.servers[-1] if self.failure.origin == common_pb2.ORIGIN_DECODE else ""
 
     def excludes(self, servers: Sequence[str]) -> bool:
-        """Whether this request is not to be tried on `servers` (instance ids, prefill first) again."""
+        """Whether this request is not to be tried on `servers` (instance ids, prefill first) again. A way that broke is laid anew."""
+        if self.is_way_lost:
+            return False
         culprit = self.culprit
         return culprit in servers if culprit else tuple(servers) == self.servers
 

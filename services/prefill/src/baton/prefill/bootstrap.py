@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from typing import Any, NoReturn
@@ -15,13 +15,13 @@ import grpc.aio
 from google.protobuf.message import DecodeError
 
 from baton.engine.layout import KVLayout
-from baton.kvtransfer import IncompatiblePeer, InvalidArgument, Peer, PeerUnreachable, RankMemories, TransferError, routes
+from baton.kvtransfer import IncompatiblePeer, InvalidArgument, Peer, PeerUnreachable, RankMemories, Route, TransferError, routes
 from baton.prefill.errors import BadPublicationError, TicketRefusedError
 from baton.prefill.exporter import Exporter
 from baton.prefill.link import DecodeLink, Way
 from baton.prefill.publication import read_publication
 from baton.prefill.ticket_gate import TicketGate
-from baton.prefill.ways import close_ways, has_peer, open_ways, probe_ways
+from baton.prefill.ways import close_ways, has_peer, open_ways, probe_ways, renewed
 from baton.servicekit import get_logger
 from baton.wire.v1 import bootstrap_pb2, bootstrap_pb2_grpc, common_pb2
 from baton.workerkit import differences
@@ -36,6 +36,8 @@ EXPIRE_PERIOD_S = 1.0
 MAX_INSTANCE_ID_CHARS = 256
 #: How long a decode server may take to read the last answers.
 LAST_WORDS_S = 1.0
+#: When a way broke: how long its decode server's session may take to end as well, which says that it is the server that is gone.
+SECOND_SIGN_S = 0.5
 #: Connecting, probing and closing wait for a peer: each has a thread of its own up to this many, so that a dead one delays nobody else.
 NUM_PEER_THREADS = 32
 
@@ -54,15 +56,26 @@ class Here:
         return len(self.memories.ranks)
 
 
+@dataclass(frozen=True, slots=True)
+class _End:
+    """Why this server ends a session. way_broke: decode is well, as far as is known, and can come again at once."""
+
+    reason: str
+    way_broke: bool = False
+
+
 @dataclass(eq=False)
 class _Session:
-    """One decode instance's session. `broken` holds the reason once it shall end; `ended` is set when nothing of it is left."""
+    """One decode instance's session. `broken` holds the reason once it shall end; `ended` is set when nothing of it is left. `stale` is set when a
+    way shall be laid anew, to one of `invitations`."""
 
     instance_id: str
     loop: asyncio.AbstractEventLoop
     outbox: asyncio.Queue[bootstrap_pb2.FromPrefill | None] = field(default_factory=asyncio.Queue)
-    broken: asyncio.Future[str] = field(init=False)
+    broken: asyncio.Future[_End] = field(init=False)
     ended: asyncio.Event = field(default_factory=asyncio.Event)
+    stale: asyncio.Event = field(default_factory=asyncio.Event)
+    invitations: list[bytes] = field(default_factory=list)
     #: The connect in progress or done; whoever ends the session closes what came of it.
     connecting: asyncio.Future[list[Way]] | None = None
     ways: list[Way] = field(default_factory=list)
@@ -76,7 +89,18 @@ class _Session:
 
     def fail(self, reason: str) -> None:
         """From any thread: ends the session; decode then fences it and connects again."""
-        self._soon(lambda: None if self.broken.done() else self.broken.set_result(reason))
+        self._end(_End(reason))
+
+    def way_broke(self, reason: str) -> None:
+        """From any thread: likewise, and says that it is not the server's fault."""
+        self._end(_End(reason, way_broke=True))
+
+    def renew(self) -> None:
+        """From any thread: ways that have lost what they went through here are laid anew."""
+        self._soon(self.stale.set)
+
+    def _end(self, end: _End) -> None:
+        self._soon(lambda: None if self.broken.done() else self.broken.set_result(end))
 
     def _soon(self, function: Callable[[], object]) -> None:
         try:
@@ -100,10 +124,12 @@ class BootstrapServicer(bootstrap_pb2_grpc.BootstrapServicer):
             agent.on_peer_lost(self._on_peer_lost)
 
     async def run(self) -> None:
-        """The clock of publications that nobody claims; until cancelled."""
+        """The clock of publications that nobody claims, and of ways that nobody uses; until cancelled."""
         while True:
             await asyncio.sleep(EXPIRE_PERIOD_S)
             self._exporter.expire(time.monotonic())
+            for way in [way for session in self._sessions.values() for way in session.ways]:
+                way.peer.check()  # `_on_peer_lost` hears of it
 
     async def close(self) -> None:
         self._closing = True
@@ -118,13 +144,13 @@ class BootstrapServicer(bootstrap_pb2_grpc.BootstrapServicer):
         self, request_iterator: AsyncIterator[bootstrap_pb2.FromDecode], context: Context
     ) -> None:
         try:
-            reason = await self._one(request_iterator, context)
+            end = await self._one(request_iterator, context)
         except DecodeError as error:
             await _refuse(context, grpc.StatusCode.INVALID_ARGUMENT, f"a message of the session cannot be read: {error}")
-        if reason is not None:
-            await _refuse(context, grpc.StatusCode.UNAVAILABLE, reason)
+        if end is not None:
+            await _refuse(context, grpc.StatusCode.ABORTED if end.way_broke else grpc.StatusCode.UNAVAILABLE, end.reason)
 
-    async def _one(self, messages: AsyncIterator[bootstrap_pb2.FromDecode], context: Context) -> str | None:
+    async def _one(self, messages: AsyncIterator[bootstrap_pb2.FromDecode], context: Context) -> _End | None:
         """From the hello to the end; why we ended it, if we did."""
         hello = await self._greet(messages, context)
         session = await self._enter(hello.instance_id, context)
@@ -167,17 +193,16 @@ class BootstrapServicer(bootstrap_pb2_grpc.BootstrapServicer):
         began = time.monotonic()
         num_kv_heads = self._here.layout.num_kv_heads * self._here.degree  # decode's too: the fingerprints agree
         try:
-            degree, invitations = _ranks_of(hello)
+            degree, session.invitations = _ranks_of(hello)
             every = routes(num_kv_heads, self._here.degree, degree)
-            session.connecting = loop.run_in_executor(self._threads, open_ways, every, self._here.memories.ranks, invitations)
-            session.ways = await asyncio.shield(session.connecting)
+            session.ways = await self._open(session, every)
             points = await loop.run_in_executor(self._threads, probe_ways, session.ways)
         except TransferError as error:
             log.error("no way to decode", peer=hello.instance_id, error=str(error))
             await _refuse(context, _code(error), f"prefill {self._here.instance_id} cannot write to decode {hello.instance_id}: {error}")
         ours = self._here.layout
         layout = replace(ours, num_kv_heads=num_kv_heads // degree, num_pages=hello.num_pages)
-        link = DecodeLink(hello.instance_id, session.ways, layout, hello.page_hash, session.send, session.fail)
+        link = DecodeLink(hello.instance_id, session.ways, layout, hello.page_hash, session.send, session.way_broke, session.renew)
         verdict = bootstrap_pb2.PeerVerdict(transport=link.transport)
         for point in points:
             verdict.points.add(bytes=point.num_bytes, gigabytes_per_s=point.gigabytes_per_s)
@@ -187,30 +212,59 @@ class BootstrapServicer(bootstrap_pb2_grpc.BootstrapServicer):
         await context.write(bootstrap_pb2.FromPrefill(verdict=verdict))
         return link
 
-    async def _serve(self, session: _Session, link: DecodeLink, messages: AsyncIterator[bootstrap_pb2.FromDecode], context: Context) -> str | None:
+    async def _open(self, session: _Session, every: Sequence[Route]) -> list[Way]:
+        """Raises TransferError. Whoever ends the session meanwhile closes what comes of it."""
+        connecting = asyncio.get_running_loop().run_in_executor(self._threads, open_ways, every, self._here.memories.ranks, session.invitations)
+        session.connecting = connecting
+        return await asyncio.shield(connecting)
+
+    async def _serve(self, session: _Session, link: DecodeLink, messages: AsyncIterator[bootstrap_pb2.FromDecode], context: Context) -> _End | None:
         """Until either side ends it; why we did, if we did."""
         reader = asyncio.create_task(self._read(link, messages))
         writer = asyncio.create_task(self._write(session, context))
-        reason = "its session ended"
+        renewer = asyncio.create_task(self._renew(session, link))
+        end = None
         try:
-            await asyncio.wait((reader, writer, session.broken), return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait((reader, writer, renewer, session.broken), return_when=asyncio.FIRST_COMPLETED)
             if session.broken.done():
-                reason = session.broken.result()
-                return reason
-            error = reader.exception() if reader.done() else writer.exception()
+                end = await _judged(session.broken.result(), link, reader)
+                return end
+            error = next(task.exception() for task in (reader, writer, renewer) if task.done())
             if error is not None and not isinstance(error, grpc.aio.BaseError):
                 raise error
             return None
         finally:
-            log.info("decode disconnected", peer=session.instance_id, reason=reason)
+            end = end or _End("its session ended")
+            log.info("decode disconnected", peer=session.instance_id, reason=end.reason)
             reader.cancel()
-            self._exporter.link_closing(link, reason)
+            renewer.cancel()
+            self._exporter.link_closing(link, end.reason, way_broke=end.way_broke)
             await asyncio.shield(self._close_ways(link))
             # A write that is cancelled half way leaves the call unable to end with a status: let it finish where decode still reads.
             session.send(None)
             await asyncio.wait((writer,), timeout=LAST_WORDS_S)
             writer.cancel()
-            await asyncio.gather(reader, writer, return_exceptions=True)
+            await asyncio.gather(reader, writer, renewer, return_exceptions=True)
+
+    async def _renew(self, session: _Session, link: DecodeLink) -> None:
+        """Lays ways anew that have lost what they went through here, into the same pages; the session ends where that cannot be."""
+        while True:
+            await session.stale.wait()
+            session.stale.clear()
+            lost = [way for way in link.ways if not way.peer.check()]
+            if not lost:
+                continue  # asked twice
+            why = "; ".join(dict.fromkeys(way.peer.missing or "the path broke" for way in lost))
+            try:
+                fresh = await self._open(session, [way.route for way in lost])
+            except TransferError as error:
+                session.way_broke(f"{why}, and there is no other: {error}")
+                return
+            session.ways = renewed(link.ways, fresh)
+            link.ways = tuple(session.ways)
+            log.warning("way to decode laid anew", peer=link.instance_id, reason=why, ways=len(fresh), transport=link.transport)
+            self._exporter.link_renewed(link)
+            await asyncio.shield(asyncio.get_running_loop().run_in_executor(self._threads, close_ways, lost))
 
     async def _close_ways(self, link: DecodeLink) -> None:
         """Ends all writing through the link; only then may source pages be free."""
@@ -259,7 +313,18 @@ class BootstrapServicer(bootstrap_pb2_grpc.BootstrapServicer):
         """On the transfer library's notifier."""
         for session in list(self._sessions.values()):
             if has_peer(session.ways, peer):
-                session.fail(f"the way to decode {peer.instance_id} broke")
+                if peer.missing:
+                    session.renew()
+                else:
+                    session.way_broke(f"the way to decode {peer.instance_id} broke")
+
+
+async def _judged(end: _End, link: DecodeLink, reader: asyncio.Task[None]) -> _End:
+    """A way breaks too when the server at its end is gone: then its session ends at the same time. What is missing here is no sign of that."""
+    if not end.way_broke or any(way.peer.missing for way in link.ways):
+        return end
+    await asyncio.wait((reader,), timeout=SECOND_SIGN_S)
+    return replace(end, way_broke=not reader.done())
 
 
 def _ranks_of(hello: bootstrap_pb2.DecodeHello) -> tuple[int, list[bytes]]:

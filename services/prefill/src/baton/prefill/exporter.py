@@ -17,7 +17,7 @@ from baton.engine.ports import ExportEvent
 from baton.engine.types import Extent, Failure, Request
 from baton.kvtransfer import WriteHandle, WriteState
 from baton.prefill.errors import BadPublicationError
-from baton.prefill.failures import failure
+from baton.prefill.failures import decode_lost, failure, way_lost
 from baton.prefill.link import DecodeLink
 from baton.prefill.publication import Publication
 from baton.prefill.room_book import RoomBook
@@ -65,7 +65,7 @@ class Exporter:
             send = RoomSend(request.room, peer.decode_instance_id, len(request.prompt), self._layout)
             self._rooms.add(send)
             for publication in self._unmatched.take(request.room):
-                self._rooms.match(send, publication)
+                self._match(send, publication)
 
     def start(self, room: int, pages: Sequence[Extent], num_tokens: int) -> None:
         with self._lock:
@@ -118,14 +118,13 @@ class Exporter:
         with self._lock:
             send = self._rooms.get(room)
             if send is not None:
-                self._rooms.match(send, publication)
+                self._match(send, publication)
             elif self._rooms.has_ended(room):
                 self._rooms.decline(publication, self._rooms.why_ended(room))
             elif self._unmatched.has(publication):
                 self._rooms.decline(publication, failure("ALREADY_EXISTS", "published_twice", f"room {room} was published before"))
-            elif not self._unmatched.put(publication, time.monotonic()):
-                text = f"{len(self._unmatched)} published rooms await their request, the limit is {self._unmatched.capacity} (--max-unmatched)"
-                self._rooms.decline(publication, failure("RESOURCE_EXHAUSTED", "too_many_unmatched", text))
+            else:
+                self._put_aside(publication)
 
     def reject(self, link: DecodeLink, room: int, generation: int, error: BadPublicationError) -> None:
         """A publication that cannot be written: decode is told; so is the engine, if the room is this decode server's."""
@@ -176,19 +175,33 @@ class Exporter:
                 text = f"no gateway asked for room {publication.room} within {self._unmatched.timeout_s:g} s (--unmatched-timeout-s)"
                 self._rooms.decline(publication, failure("DEADLINE_EXCEEDED", "room_unclaimed", text))
 
-    def link_closing(self, link: DecodeLink, reason: str) -> None:
-        """The session is over: everything that writes through `link` stops."""
+    def link_renewed(self, link: DecodeLink) -> None:
+        """The link has new ways: what waited for them goes on."""
         with self._lock:
+            for publication in self._unmatched.of(link):
+                send = self._rooms.get(publication.room)
+                if send is None and not self._rooms.has_ended(publication.room):
+                    continue  # its request has not come yet
+                self._unmatched.drop(publication.room, link, publication.generation)
+                if send is not None:
+                    self._match(send, publication)
+                else:
+                    self._rooms.decline(publication, self._rooms.why_ended(publication.room))
+
+    def link_closing(self, link: DecodeLink, reason: str, *, way_broke: bool = False) -> None:
+        """The session is over: everything that writes through `link` stops. way_broke: decode is there; it cannot be written to."""
+        why = way_lost(link, reason) if way_broke else decode_lost(link, reason)
+        with self._lock:
+            waiting = [self._rooms.get(publication.room) for publication in self._unmatched.of(link)]
             self._unmatched.drop_all(link)
-            for send in self._rooms.over(link):
-                self._rooms.stop(send, failure("UNAVAILABLE", "decode_lost", f"decode server {link.instance_id} is gone: {reason}", origin="decode"))
+            for send in [*self._rooms.over(link), *(send for send in waiting if send is not None)]:
+                self._rooms.stop(send, why)
 
     def link_closed(self, link: DecodeLink) -> None:
         """The peer is closed: nothing of it reads source pages any more, whatever became of its writes."""
         with self._lock:
             for send in self._rooms.over(link):
-                gone = failure("UNAVAILABLE", "decode_lost", f"decode server {link.instance_id} is gone", origin="decode")
-                self._rooms.fail(send, send.ending or gone)
+                self._rooms.fail(send, send.ending or decode_lost(link))
 
     @property
     def num_rooms(self) -> int:
@@ -219,6 +232,24 @@ class Exporter:
                 send.publication.link.fail(f"writes of room {send.room} failed: {handle.error}")
             elif send.state is not WriteState.OPEN:
                 self._rooms.settle(send, send.publication)
+
+    # --- publications ----------------------------------------------------------------------------------------------------------
+
+    def _match(self, send: RoomSend, publication: Publication) -> None:
+        """Under the lock. Where new ways to decode are on their way, the publication waits for them."""
+        if self._unmatched.has(publication):
+            self._rooms.decline(publication, failure("ALREADY_EXISTS", "published_twice", f"room {send.room} was published before"))
+        elif not self._rooms.match(send, publication) and (full := self._put_aside(publication)) is not None:
+            self._rooms.fail(send, full)
+
+    def _put_aside(self, publication: Publication) -> Failure | None:
+        """Under the lock. Until something comes that it waits for; declined, with what is returned, where too many wait."""
+        if self._unmatched.put(publication, time.monotonic()):
+            return None
+        text = f"{len(self._unmatched)} published rooms await their request, the limit is {self._unmatched.capacity} (--max-unmatched)"
+        full = failure("RESOURCE_EXHAUSTED", "too_many_unmatched", text)
+        self._rooms.decline(publication, full)
+        return full
 
     # --- doorbells -------------------------------------------------------------------------------------------------------------
 

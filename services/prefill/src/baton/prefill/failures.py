@@ -5,12 +5,23 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from baton.engine.types import Failure
+from baton.prefill.link import DecodeLink
 from baton.prefill.publication import Publication
 from baton.prefill.room_send import RoomSend
 
 
 def failure(code: str, cause: str, message: str, *, origin: str = "prefill") -> Failure:
     return Failure(code, origin, cause, message)
+
+
+def decode_lost(link: DecodeLink, reason: str = "") -> Failure:
+    text = f"decode server {link.instance_id} is gone"
+    return failure("UNAVAILABLE", "decode_lost", f"{text}: {reason}" if reason else text, origin="decode")
+
+
+def way_lost(link: DecodeLink, reason: str) -> Failure:
+    """Both servers may be well."""
+    return failure("UNAVAILABLE", "way_lost", f"the way to decode server {link.instance_id} broke: {reason}", origin="transfer")
 
 
 @dataclass(frozen=True, slots=True)

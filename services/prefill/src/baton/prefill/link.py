@@ -22,9 +22,10 @@ class Way:
 
 class DecodeLink:
     """`ways`: one for each route, in the order in which both sides number them. `layout`: of one rank's pool on the decode server. `page_hash`: name
-    of the digest that it compares. `send` hands a message to its session from any thread; `fail` ends the session from any thread.
+    of the digest that it compares. `send` hands a message to its session from any thread; `fail` ends the session from any thread, because a way
+    broke. renew: asks, from any thread, for new ways where old ones have lost what they went through on this host.
 
-    The peers belong to whoever made the link; they are closed when the session is over.
+    The peers belong to whoever made the link; they are closed when they are replaced, or when the session is over.
     """
 
     def __init__(
@@ -35,6 +36,7 @@ class DecodeLink:
         page_hash: str,
         send: Callable[[bootstrap_pb2.FromPrefill], None],
         fail: Callable[[str], None],
+        renew: Callable[[], None] | None = None,
     ) -> None:
         self.instance_id = instance_id
         self.ways = tuple(ways)
@@ -42,6 +44,14 @@ class DecodeLink:
         self.page_hash = page_hash
         self.fail = fail
         self._send = send
+        self._renew = renew
+
+    def renew(self) -> bool:
+        """Whether new ways are on their way, into the same pages: something of this host is gone that the old ones went through."""
+        if self._renew is None or not any(way.peer.missing for way in self.ways):
+            return False
+        self._renew()
+        return True
 
     @property
     def transport(self) -> str:

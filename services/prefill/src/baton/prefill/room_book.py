@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterator, Sequence
 
 from baton.engine.ports import ExportEvent, PublishedSlots, SendDone, SendFailed, SendStarted
 from baton.engine.types import Failure
-from baton.kvtransfer import Doorbell, InvalidArgument, TransferError, WriteState
-from baton.prefill.failures import failure, objection
+from baton.kvtransfer import Doorbell, InvalidArgument, PeerLost, TransferError, WriteState
+from baton.prefill.failures import decode_lost, failure, objection, way_lost
 from baton.prefill.link import DecodeLink
 from baton.prefill.publication import Publication
 from baton.prefill.room_send import HeldLayer, RoomSend
@@ -59,29 +59,31 @@ class RoomBook:
         events, self._events = self._events, []
         return events
 
-    def match(self, send: RoomSend, publication: Publication) -> None:
-        """The room's request and a publication of it are both here."""
+    def match(self, send: RoomSend, publication: Publication) -> bool:
+        """The room's request and a publication of it are both here. False: they have to wait, new ways to decode are on their way."""
         link = publication.link
         wrong = objection(send, publication, self._page_hashes[0].name)
         if wrong is not None:
             self.decline(publication, wrong.failure)
             if wrong.ends_room:
                 self.fail(send, wrong.failure)
-            return
+            return True
         try:
             send.open(publication, self._page_hashes)
         except TransferError as error:
-            text = f"decode server {link.instance_id} cannot be written to: {error}"
-            lost = failure("UNAVAILABLE", "decode_lost", text, origin="decode")
+            if link.renew():
+                return False
+            lost = way_lost(link, str(error)) if isinstance(error, PeerLost) else decode_lost(link, f"it cannot be written to: {error}")
             self.decline(publication, lost)
             self.fail(send, lost)
             link.fail(str(error))
-            return
+            return True
         self._say(PublishedSlots(send.room, publication.resident_tokens))
         if send.first_token is not None:
             self.finish(send)
         elif self._layerwise:
             self._post_held(send)
+        return True
 
     def hand_over(self, send: RoomSend, layer: HeldLayer) -> None:
         """A layer's pages, of a room that is not ending, to be posted now or with those that are held."""

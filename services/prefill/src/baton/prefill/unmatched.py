@@ -1,4 +1,4 @@
-"""Publications whose request has not come yet: bounded in number and in time. Pure; not thread safe."""
+"""Publications whose request has not come yet, or whose way is being laid anew: bounded in number and in time. Pure; not thread safe."""
 
 from __future__ import annotations
 
@@ -46,8 +46,12 @@ class Unmatched:
         if found is not None and found[1].link is link and found[1].generation == generation:
             self._pop(room, link.instance_id)
 
+    def of(self, link: DecodeLink) -> list[Publication]:
+        """They stay."""
+        return [publication for _, publication in self._waiting.values() if publication.link is link]
+
     def drop_all(self, link: DecodeLink) -> None:
-        for publication in [publication for _, publication in self._waiting.values() if publication.link is link]:
+        for publication in self.of(link):
             self._pop(publication.room, link.instance_id)
 
     def expired(self, now: float) -> list[Publication]:

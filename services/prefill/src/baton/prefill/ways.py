@@ -21,6 +21,12 @@ def open_ways(routes: Sequence[Route], ranks: Sequence[RankMemory], invitations:
     return ways
 
 
+def renewed(ways: Sequence[Way], fresh: Sequence[Way]) -> list[Way]:
+    """`ways` with each of `fresh` in the place of the one of its route."""
+    by_route = {way.route: way for way in fresh}
+    return [by_route.get(way.route, way) for way in ways]
+
+
 def close_ways(ways: Sequence[Way]) -> None:
     """Returns when nothing goes over any of them any more. Idempotent."""
     for way in ways:

@@ -131,9 +131,9 @@ class LoopbackAgent(Agent):
     def on_peer_lost(self, callback: Callable[[Peer], None]) -> None:
         self._on_peer_lost.append(callback)
 
-    def lose(self, peer: LoopbackPeer) -> None:
-        """For tests: the way to `peer` breaks."""
-        peer.break_off("the path broke")
+    def lose(self, peer: LoopbackPeer, missing: str = "") -> None:
+        """For tests: the way to `peer` breaks. missing: what of this host is gone, as `Peer.missing` says it."""
+        peer.break_off(missing or "the path broke", missing)
         self._tell(lambda: [callback(peer) for callback in self._on_peer_lost])
 
     def close(self) -> None:

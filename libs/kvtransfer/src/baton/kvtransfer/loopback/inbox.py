@@ -80,6 +80,10 @@ class LoopbackInbox(Inbox):
             return self._num_writers == 0
 
     @property
+    def missing(self) -> str:
+        return ""
+
+    @property
     def stats(self) -> InboxStats:
         with self._lock:
             return InboxStats(**self._counts)

@@ -31,6 +31,7 @@ class LoopbackPeer(Peer):
         self._ended = ended
         self._handles: list[LoopbackWriteHandle] = []
         self._why_lost = ""
+        self._missing = ""
         self._is_closed = False
 
     @property
@@ -44,6 +45,13 @@ class LoopbackPeer(Peer):
     @property
     def is_lost(self) -> bool:
         return bool(self._why_lost)
+
+    @property
+    def missing(self) -> str:
+        return self._missing
+
+    def check(self) -> bool:
+        return not self.is_lost
 
     def begin(self, room: int) -> LoopbackWriteHandle:
         if not 1 <= room < 1 << 64:
@@ -67,8 +75,8 @@ class LoopbackPeer(Peer):
             points += [ProbePoint(direction, num_bytes, num_bytes / (time.perf_counter() - start) / 1e9) for direction in ("write", "read")]
         return points
 
-    def break_off(self, why: str) -> None:
-        self._why_lost = why
+    def break_off(self, why: str, missing: str = "") -> None:
+        self._why_lost, self._missing = why, missing
         self._fail_open(f"{self._instance_id}: {why}")
 
     def close(self) -> None:

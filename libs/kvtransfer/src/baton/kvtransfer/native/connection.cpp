@@ -1,10 +1,19 @@
 #include "connection.hpp"
 
 #include "bell.hpp"
+#include "clock.hpp"
 #include "copy.hpp"
 #include "failure.hpp"
 
 namespace baton {
+
+namespace {
+
+// What every transport that is known sends at once. Longer addresses (dozens of devices), and what does not go for so long, go as any message does.
+constexpr size_t MOST_BYTES_AT_ONCE = 1024;
+constexpr int64_t GREETING_PATIENCE_NS = 1'000'000'000;
+
+} // namespace
 
 Connection::Connection(const LinkParams &params, Worker *shared, std::unique_ptr<Worker> own, MessageSink *sink, Endpoint::OnError on_error)
     : id_(params.id), nonce_(params.nonce), same_host_(params.same_host), pool_on_device_(!params.device_pool.empty()),
@@ -29,13 +38,25 @@ Connection::~Connection() {
     endpoint_.reset(); // members would go in another order
 }
 
-void Connection::greet() {
+// UCX must not ask the receiver anything before the receiver has made an endpoint for the answer: where it finds no way back for it, UCX 1.22 dies of
+// the question (options.py). Once it has answered, there is one.
+bool Connection::greet() {
     if (same_host_) {
         enter();
-    } else {
-        const std::string address = own_worker_->address();
-        send(header(MessageKind::HELLO), address.data(), address.size());
+        return true;
     }
+    const std::string address = own_worker_->address();
+    const int64_t now = now_ns();
+    greeting_since_ns_ = greeting_since_ns_ ? greeting_since_ns_ : now;
+    if (address.size() <= MOST_BYTES_AT_ONCE && now - greeting_since_ns_ < GREETING_PATIENCE_NS) {
+        const ucs_status_t status = send_now(endpoint_->handle(), header(MessageKind::HELLO), address.data(), address.size());
+        if (status != UCS_OK && status != UCS_ERR_NO_RESOURCE) {
+            check("ucp_am_send_nbx", status);
+        }
+        return status == UCS_OK;
+    }
+    send(header(MessageKind::HELLO), address.data(), address.size());
+    return true;
 }
 
 void Connection::enter() {

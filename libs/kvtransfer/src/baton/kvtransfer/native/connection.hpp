@@ -37,8 +37,9 @@ public:
     Connection(const Connection &) = delete;
     Connection &operator=(const Connection &) = delete;
 
-    // One host: enters the receiver's table. Over a network: sends a greeting, which will be answered. Throws Failure.
-    void greet();
+    // One host: enters the receiver's table. Over a network: sends a greeting, which will be answered; false: call again, the connection does not stand
+    // yet. Throws Failure.
+    bool greet();
     // Whether the receiver's doorbells are mapped here.
     bool is_mapped() const { return header_ != nullptr; }
     // Only where they are.
@@ -64,6 +65,7 @@ private:
     std::unique_ptr<Worker> own_worker_;
     std::unique_ptr<Endpoint> endpoint_;
     RemoteMemory pool_, table_, bell_, scratch_;
+    int64_t greeting_since_ns_ = 0;
     TableHeader *header_ = nullptr; // in the receiver's memory, once entered
 };
 

@@ -158,7 +158,11 @@ bool Inbox::progress(unsigned &num_events) {
         return false;
     }
     num_events = worker_->progress();
+    const uint64_t num_unanswered = writers_ ? writers_->num_unanswered() : 0;
     num_events += writers_ && writers_->step();
+    if (writers_ && writers_->num_unanswered() != num_unanswered) {
+        is_unanswered_ = true;
+    }
     return true;
 }
 
@@ -169,6 +173,19 @@ bool Inbox::arm_worker() {
     } catch (const Failure &) {
         return false; // cannot sleep on it, so its thread polls: slower for everyone else, but nothing is missed
     }
+}
+
+bool Inbox::list_links(std::vector<uint64_t> &links) const {
+    std::unique_lock<std::mutex> lock(worker_mutex_, std::try_to_lock);
+    if (lock && writers_) {
+        links = writers_->links();
+    }
+    return lock.owns_lock();
+}
+
+std::string Inbox::link_info(uint64_t link) const {
+    std::unique_lock<std::mutex> lock(worker_mutex_, std::try_to_lock);
+    return lock && writers_ ? writers_->info(link) : std::string();
 }
 
 void Inbox::shut() {

@@ -60,11 +60,17 @@ public:
 
     // Progress of the sender's traffic; returns false when the worker was destroyed.
     bool progress(unsigned &num_events);
+    // Once for each time that somebody greeted who cannot be answered.
+    bool take_unanswered() { return is_unanswered_ && is_unanswered_.exchange(false); }
     bool arm_worker();
     // -1: nothing comes over networks, or nobody watches it any more.
     int event_fd() const { return event_fd_; }
     // For who stops watching it: its number may be another's once this was shut.
     int take_event_fd() { return std::exchange(event_fd_, -1); }
+    // Who is connected over a network, and UCX's description of the way back to one of them (empty: ask later). Never wait: false while the worker is
+    // busy, which may be for as long as it takes to close a connection.
+    bool list_links(std::vector<uint64_t> &links) const;
+    std::string link_info(uint64_t link) const;
     // Destroys the workers and bars the table. Nothing of a network transport lands after this.
     void shut();
     // Where memory is shared: no writer is connected, and none will be (shut was called).
@@ -103,6 +109,7 @@ private:
     InboxCounters counters_;
     uint64_t num_invalid_messages_ = 0;
     std::atomic<int> num_armed_{0};
+    std::atomic<bool> is_unanswered_{false};
 
     mutable std::mutex worker_mutex_;
     std::unique_ptr<Worker> shared_worker_; // an address, never progressed: stores and puts need nothing of it

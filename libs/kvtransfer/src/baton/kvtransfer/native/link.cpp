@@ -26,7 +26,7 @@ void Link::connect(int64_t timeout_ns) {
     }
     std::unique_lock<std::mutex> lock(mutex_);
     if (!changed_.wait_for(lock, std::chrono::nanoseconds(timeout_ns), [this] { return state() != LinkState::CONNECTING; })) {
-        throw Failure("connect", UCS_ERR_TIMED_OUT, "no answer in time");
+        throw Failure("connect", UCS_ERR_TIMED_OUT, "no answer in time: it hangs, or has no way back to this host (its log names one that it cannot answer)");
     }
     if (state() != LinkState::READY) {
         throw failure_.empty() ? Failure("connect", UCS_ERR_CANCELED, "it was closed meanwhile") : Failure("connect", failure_status_, failure_);
@@ -57,6 +57,11 @@ double Link::probe(MemoryPtr local, int64_t num_bytes, bool is_write, int64_t ti
         throw Failure("probe", UCS_ERR_CANCELED, "the agent is closed");
     }
     return probe->wait(timeout_ns);
+}
+
+void Link::lose(const std::string &why) {
+    auto self = shared_from_this();
+    queue_->run_soon([self, why] { self->fail(UCS_ERR_UNREACHABLE, why); });
 }
 
 void Link::close() {

@@ -37,6 +37,8 @@ public:
     WritePtr begin(uint64_t write_id, uint64_t room);
     // GB/s of puts (or gets) of `num_bytes` between `local` and the receiver's scratch memory. Waits; throws Failure.
     double probe(MemoryPtr local, int64_t num_bytes, bool is_write, int64_t timeout_ns);
+    // The caller knows that the way is gone: what is open fails.
+    void lose(const std::string &why);
     // Stops posting, flushes, closes. Waits until nothing is on its way from here.
     void close();
     // Valid after connect.
@@ -63,6 +65,7 @@ public:
     bool progress() { return own_worker() && own_worker()->progress() != 0; }
     bool arm() { return !own_worker() || own_worker()->arm(); }
     bool is_waiting_for_event() const { return !gated_.empty() || (path_ && path_->needs_progress()); }
+    bool is_greeting() const { return state() == LinkState::CONNECTING && connection_ && !has_greeted_; }
     bool has_in_flight() const { return in_flight_ > 0; }
 
     // --- for its path ---
@@ -79,6 +82,7 @@ public:
 private:
     Worker *own_worker() const { return connection_ ? connection_->own_worker() : nullptr; }
     void become_ready(std::unique_ptr<Path> path);
+    bool greet();
     void be_welcomed();
     bool close_step();
     bool settle();
@@ -109,6 +113,7 @@ private:
     // of the queue's thread
     bool closing_ = false;
     int64_t close_deadline_ns_ = 0;
+    bool has_greeted_ = false;
     bool is_welcome_ = false; // the receiver answered the greeting
     std::unique_ptr<Worker> worker_; // over a network: until the connection has it
     std::unique_ptr<Connection> connection_;

@@ -20,7 +20,7 @@ void Link::open() {
         if (own_worker()) {
             queue_->watch_worker(*own_worker());
         }
-        connection_->greet();
+        has_greeted_ = connection_->greet();
         if (params_.same_host) {
             become_ready(!params_.device_pool.empty()          ? make_kernel_path(*this)
                          : connection_->pool().mapped() ? make_stores_path(*this)
@@ -54,6 +54,17 @@ void Link::become_ready(std::unique_ptr<Path> path) {
         state_.store(int(LinkState::READY), std::memory_order_release);
     }
     changed_.notify_all();
+}
+
+// Outside of UCX's callbacks. True when it did something.
+bool Link::greet() {
+    try {
+        has_greeted_ = connection_->greet();
+    } catch (const Failure &failure) {
+        fail(ucs_status_t(failure.status()), failure.function() + ": " + failure.what());
+        return true;
+    }
+    return has_greeted_;
 }
 
 // The connection stands, so that UCX's choice of transports is final.

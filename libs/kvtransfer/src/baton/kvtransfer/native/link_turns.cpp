@@ -27,6 +27,8 @@ bool Link::pump() {
     case LinkState::CONNECTING:
         if (is_welcome_) {
             be_welcomed();
+        } else if (is_greeting() && greet()) {
+            return true;
         }
         break;
     case LinkState::READY:

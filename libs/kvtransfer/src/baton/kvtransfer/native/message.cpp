@@ -63,6 +63,13 @@ void send_message(ucp_ep_h endpoint, const MessageHeader &header, const void *pa
     send(std::make_unique<Outgoing>(Outgoing{header, std::move(on_sent), {}}), endpoint, payload, num_bytes, memory);
 }
 
+ucs_status_t send_now(ucp_ep_h endpoint, const MessageHeader &header, const void *payload, size_t num_bytes) {
+    ucp_request_param_t params{};
+    params.op_attr_mask = UCP_OP_ATTR_FIELD_FLAGS | UCP_OP_ATTR_FLAG_FORCE_IMM_CMPL;
+    params.flags = UCP_AM_SEND_FLAG_EAGER;
+    return UCS_PTR_STATUS(ucp().ucp_am_send_nbx(endpoint, MESSAGE_ID, &header, sizeof(MessageHeader), payload, num_bytes, &params));
+}
+
 void send_copy(ucp_ep_h endpoint, const MessageHeader &header, const void *payload, size_t num_bytes) {
     auto outgoing = std::make_unique<Outgoing>(Outgoing{header, [](ucs_status_t) {}, std::string(static_cast<const char *>(payload), num_bytes)});
     const void *copy = outgoing->copy.data();

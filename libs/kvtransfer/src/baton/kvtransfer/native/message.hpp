@@ -57,6 +57,10 @@ using OnSent = std::function<void(ucs_status_t)>;
 // The payload must stay until `on_sent`, which may run inside this call. Failures come through `on_sent` too.
 void send_message(ucp_ep_h endpoint, const MessageHeader &header, const void *payload, size_t num_bytes, ucp_mem_h memory, OnSent on_sent);
 
+// At once or not at all (UCS_ERR_NO_RESOURCE: the connection does not stand yet, or it is longer than a transport sends at once). UCX asks the other
+// side nothing for it, as it does for a message that has to wait.
+ucs_status_t send_now(ucp_ep_h endpoint, const MessageHeader &header, const void *payload, size_t num_bytes);
+
 // The payload is copied; nobody waits for it.
 void send_copy(ucp_ep_h endpoint, const MessageHeader &header, const void *payload = nullptr, size_t num_bytes = 0);
 

@@ -8,7 +8,7 @@
 
 namespace baton {
 
-enum class NoticeKind : int { WRITE_FINAL = 0, DOORBELL = 1, LINK_LOST = 2 };
+enum class NoticeKind : int { WRITE_FINAL = 0, DOORBELL = 1, LINK_LOST = 2, UNANSWERED = 3 };
 
 struct Notice {
     NoticeKind kind;

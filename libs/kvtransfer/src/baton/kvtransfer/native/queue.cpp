@@ -204,7 +204,7 @@ void Queue::sleep() {
         return;
     }
     int timeout_ms = -1;
-    if (std::any_of(links_.begin(), links_.end(), [](const LinkPtr &link) { return link->is_closing(); })) {
+    if (std::any_of(links_.begin(), links_.end(), [](const LinkPtr &link) { return link->is_closing() || link->is_greeting(); })) {
         timeout_ms = 10; // its deadline must be noticed
     }
     sleeping_.store(true, std::memory_order_seq_cst);

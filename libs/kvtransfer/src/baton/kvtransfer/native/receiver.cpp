@@ -146,6 +146,9 @@ void Receiver::run_progress() {
             if (inbox->has_armed() && inbox->scan(total > 0 ? Look::AWOKEN : Look::BACKSTOP)) {
                 notices_->push(NoticeKind::DOORBELL, inbox->id());
             }
+            if (inbox->take_unanswered()) {
+                notices_->push(NoticeKind::UNANSWERED, inbox->id());
+            }
             any |= total > 0;
         }
         const int64_t now = now_ns();

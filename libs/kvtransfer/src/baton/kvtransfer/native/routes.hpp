@@ -1,5 +1,5 @@
 // UCX 1.22 reads the kernel's routing table once in a process's life, when it first connects, and then holds everybody unreachable through a network
-// device that came later. So its question is answered here: as UCX would, or else as the kernel does now.
+// device that came later. So its question is answered here, as the kernel sees it now.
 #pragma once
 
 namespace baton {

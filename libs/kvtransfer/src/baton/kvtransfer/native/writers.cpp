@@ -81,6 +81,19 @@ bool Writers::step() {
     return worked;
 }
 
+std::vector<uint64_t> Writers::links() const {
+    std::vector<uint64_t> links;
+    for (const auto &entry : writers_) {
+        links.push_back(entry.first);
+    }
+    return links;
+}
+
+std::string Writers::info(uint64_t link) const {
+    const auto found = writers_.find(link);
+    return found == writers_.end() || !found->second.endpoint ? std::string() : found->second.endpoint->info();
+}
+
 void Writers::greet(const Newcomer &newcomer) {
     const uint64_t link = newcomer.hello.link;
     Writer &writer = writers_[link];
@@ -91,9 +104,9 @@ void Writers::greet(const Newcomer &newcomer) {
     const bool is_welcome = newcomer.hello.nonce == nonce_;
     try {
         writer.endpoint = std::make_unique<Endpoint>(worker_, newcomer.address, true, [&writer](ucs_status_t) { writer.is_lost = true; });
-    } catch (const Failure &) {
-        writers_.erase(link); // its address is nonsense: nobody to answer
-        ++num_invalid_;
+    } catch (const Failure &failure) {
+        writers_.erase(link); // nobody to answer: there is no way back, or its address is nonsense
+        ++(failure.status() == UCS_ERR_UNREACHABLE ? num_unanswered_ : num_invalid_);
         return;
     }
     MessageHeader reply{};

@@ -27,6 +27,12 @@ public:
     // After progress: greets newcomers, answers, buries the dead. True when it did something.
     bool step();
     uint64_t num_invalid() const { return num_invalid_; }
+    // The links that are connected.
+    std::vector<uint64_t> links() const;
+    // UCX's description of the way back to one; empty when there is none.
+    std::string info(uint64_t link) const;
+    // Greetings that cannot be answered: no network device here leads back to who sent them.
+    uint64_t num_unanswered() const { return num_unanswered_; }
 
 private:
     struct Answer {
@@ -58,7 +64,7 @@ private:
     StoreRecord store_record_;
     std::map<uint64_t, Writer> writers_;
     std::vector<Newcomer> newcomers_;
-    uint64_t num_invalid_ = 0;
+    uint64_t num_invalid_ = 0, num_unanswered_ = 0;
 };
 
 } // namespace baton

@@ -15,7 +15,7 @@ from baton.kvtransfer.config import AgentConfig
 from baton.kvtransfer.errors import Closed, IncompatiblePeer, InvalidArgument, PeerUnreachable, UCXError, UnexpectedTransport
 from baton.kvtransfer.identity import Identity
 from baton.kvtransfer.invitation import Invitation
-from baton.kvtransfer.ucx import library, options, routing
+from baton.kvtransfer.ucx import footholds, library, options, routing
 from baton.kvtransfer.ucx.birthplace import Birthplace
 from baton.kvtransfer.ucx.contexts import Contexts, UcxContext
 from baton.kvtransfer.ucx.inbox import UcxInbox
@@ -143,6 +143,8 @@ class UcxAgent(Agent):
         try:
             peer.link.connect(int(self._config.connect_timeout_s * 1e9))
             self._require_expected(peer)
+            if path == options.NETWORK:
+                peer.stand_on(footholds.of(peer.info))
         except UCXError as error:
             peer.close()
             raise PeerUnreachable(

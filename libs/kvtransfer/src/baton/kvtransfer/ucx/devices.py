@@ -13,6 +13,7 @@ _UP_AND_RUNNING = 0x1 | 0x40
 #: `struct ifreq`: the name, then what is asked for.
 _REQUEST = struct.Struct("16s24x")
 _FLAGS = struct.Struct("16xH")
+_ADDRESS = struct.Struct("20x4s")
 _LINK_SCOPE = "20"
 
 
@@ -23,12 +24,12 @@ def find(chosen: str = "", system: Path = Path("/")) -> frozenset[str]:
     chosen: UCX's NET_DEVICES; what it leaves out is left out here where it is a plain list of names.
     """
     names = {name.strip() for name in chosen.split(",")} if chosen and chosen != "all" and not set(chosen) & set("^[") else None
-    found = (*_interfaces(system), *_ports(system))
+    found = (*_interfaces(system), *ports(system))
     return frozenset(f"{name}#{number}" for name, number in found if names is None or name in names)
 
 
 def _interfaces(system: Path) -> Iterator[tuple[str, int]]:
-    with_ipv6 = _with_ipv6(system / "proc/net/if_inet6")
+    with_ipv6 = {name for _, name in _ipv6(system / "proc/net/if_inet6")}
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asker:
         for number, name in socket.if_nameindex():
             request = _REQUEST.pack(name.encode())
@@ -48,13 +49,28 @@ def _has_ipv4(asker: socket.socket, request: bytes) -> bool:
     return True
 
 
-def _with_ipv6(table: Path) -> set[str]:
-    """Lines of: address, index, prefix, scope, flags, name. Empty where the kernel has no IPv6."""
+def _ipv6(table: Path) -> list[tuple[str, str]]:
+    """(address, name) of every one beyond its link. Lines of: address, index, prefix, scope, flags, name. Empty where the kernel has no IPv6."""
     try:
         rows = [line.split() for line in table.read_text(encoding="ascii").splitlines()]
     except FileNotFoundError:
-        return set()
-    return {row[5] for row in rows if row[3] != _LINK_SCOPE}
+        return []
+    return [(socket.inet_ntop(socket.AF_INET6, bytes.fromhex(row[0])), row[5]) for row in rows if row[3] != _LINK_SCOPE]
+
+
+def ports(system: Path = Path("/")) -> set[tuple[str, int]]:
+    """Active ports of InfiniBand devices, as UCX names them, and what tells one from another that has its name later."""
+    return set(_ports(system))
+
+
+def address_of(name: str, system: Path = Path("/")) -> str:
+    """What UCX's tcp takes of an interface: its IPv4 address, else one of IPv6 beyond its link; "": it has none, or is not there."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asker:
+        try:
+            answer = fcntl.ioctl(asker, _GET_ADDRESS, _REQUEST.pack(name.encode()))
+        except OSError:
+            return next((row[0] for row in _ipv6(system / "proc/net/if_inet6") if row[1] == name), "")
+    return socket.inet_ntop(socket.AF_INET, _ADDRESS.unpack_from(answer)[0])
 
 
 def _ports(system: Path) -> Iterator[tuple[str, int]]:

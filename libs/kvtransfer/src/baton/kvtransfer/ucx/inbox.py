@@ -10,6 +10,7 @@ from baton.kvtransfer.base import Inbox, InboxStats
 from baton.kvtransfer.doorbell import Doorbell
 from baton.kvtransfer.errors import Closed, DoorbellsExhausted, InvalidArgument
 from baton.kvtransfer.identity import Identity, is_gone
+from baton.kvtransfer.ucx import footholds
 from baton.kvtransfer.ucx.birthplace import Birthplace
 
 _FULL, _SHUT = -1, -2
@@ -40,6 +41,7 @@ class UcxInbox(Inbox):
         self._lock = threading.Lock()
         self._is_fenced = False
         self._is_closed = False
+        self._ways_back: dict[int, tuple[footholds.Foothold, ...]] = {}
 
     @property
     def sender_id(self) -> str:
@@ -84,6 +86,15 @@ class UcxInbox(Inbox):
 
     def _process_is_gone(self, identity: bytes | None) -> bool:
         return identity is not None and is_gone(Identity.decode(identity), self._here)
+
+    @property
+    def missing(self) -> str:
+        links = self.native.links
+        if links is None:
+            return ""  # busy: nothing is cut off
+        self._ways_back = {link: self._ways_back.get(link) or footholds.of(self.native.link_info(link)) for link in links}
+        found = [footholds.missing(way) for way in self._ways_back.values()]
+        return "; ".join(dict.fromkeys(found)) if all(found) else ""
 
     @property
     def stats(self) -> InboxStats:

@@ -16,7 +16,7 @@ from baton.kvtransfer.ucx.write import UcxWriteHandle
 log = logging.getLogger("baton.kvtransfer")
 T = TypeVar("T")
 
-_WRITE_FINAL, _DOORBELL, _LINK_LOST = 0, 1, 2
+_WRITE_FINAL, _DOORBELL, _LINK_LOST, _UNANSWERED = range(4)
 
 
 class Notifier:
@@ -56,6 +56,8 @@ class Notifier:
                     _call(self.on_doorbell, inbox)
                 elif kind == _LINK_LOST and (peer := self.peers.get(number)) is not None:
                     _call(self.on_peer_lost, peer)
+                elif kind == _UNANSWERED and (inbox := self.inboxes.get(number)) is not None:
+                    log.error("inbox of %s: a sender that no network device here leads back to has connected; it is not answered", inbox.sender_id)
 
 
 def _call(callbacks: Sequence[Callable[[T], None]], argument: T) -> None:

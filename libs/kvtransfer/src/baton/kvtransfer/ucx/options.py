@@ -41,6 +41,10 @@ def network(config: AgentConfig) -> dict[str, str]:
     # Of bytes that nobody acknowledges (their device is gone, the wire is cut, the other process is suspended): the kernel's own limit is a quarter
     # of an hour, for which no room could be written there. As patient as a session's keepalive (baton.wire.channel).
     ours["TCP_USER_TIMEOUT"] = "20s"
+    # UCX asks the other side for a number otherwise, to watch it by pings, which tcp needs not: it sees that a connection ends. Where the other side
+    # has no route back, UCX 1.22 dies of the question (ucp_ep_set_lanes_failed reads the configuration of an endpoint that has none). Our own
+    # greeting, for which UCX asks nothing (native/connection.cpp), is answered by ucp_ep_create, which only fails then.
+    ours["RESOLVE_REMOTE_EP_ID"] = "off"
     if config.transport == "tcp":
         ours["ZCOPY_THRESH"] = "inf"  # closing an endpoint in the middle of a zero-copy send over tcp can crash UCX 1.22
     return {**ours, **config.ucx_options}

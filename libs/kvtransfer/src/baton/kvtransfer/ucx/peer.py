@@ -8,6 +8,7 @@ from baton.kvtransfer import _native
 from baton.kvtransfer.base import Peer, ProbePoint
 from baton.kvtransfer.errors import Closed, InvalidArgument, PeerLost, PeerUnreachable, UCXError
 from baton.kvtransfer.invitation import Invitation
+from baton.kvtransfer.ucx import footholds
 from baton.kvtransfer.ucx.birthplace import Birthplace
 from baton.kvtransfer.ucx.contexts import UcxContext
 from baton.kvtransfer.ucx.sending import SendingSide
@@ -42,6 +43,12 @@ class UcxPeer(Peer):
         self._begin = begin
         self._forget = forget
         self._is_closed = False
+        self._footholds: tuple[footholds.Foothold, ...] = ()
+        self._missing = ""
+
+    def stand_on(self, found: tuple[footholds.Foothold, ...]) -> None:
+        """What of this host the connection goes through, once it is there."""
+        self._footholds = found
 
     @property
     def instance_id(self) -> str:
@@ -53,7 +60,17 @@ class UcxPeer(Peer):
 
     @property
     def is_lost(self) -> bool:
-        return self.link.state == _LOST
+        return bool(self._missing) or self.link.state == _LOST
+
+    @property
+    def missing(self) -> str:
+        return self._missing
+
+    def check(self) -> bool:
+        if not self._missing and (gone := footholds.missing(self._footholds)):
+            self._missing = f"{gone}, which it went through, is gone"
+            self.link.lose(self._missing)
+        return not self.is_lost
 
     @property
     def info(self) -> str:
@@ -64,10 +81,10 @@ class UcxPeer(Peer):
         self._birthplace.require()
         if not 1 <= room < 1 << 64:
             raise InvalidArgument(f"room={room} is outside [1, 2**64)")
-        handle = self._begin(self.link, self, room)
+        handle = self._begin(self.link, self, room) if self.check() else None
         if handle is None:
             if self.is_lost and not self._is_closed:
-                raise PeerLost(f"{self.instance_id}: {self.link.failure}")
+                raise PeerLost(f"{self.instance_id}: {self._missing or self.link.failure}")
             raise Closed(f"the peer {self.instance_id} is closed")
         return handle
 

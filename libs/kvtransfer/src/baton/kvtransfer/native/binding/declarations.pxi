@@ -123,6 +123,7 @@ cdef extern from "link.hpp" namespace "baton":
         void connect(int64_t timeout_ns) except +raise_failure nogil
         shared_ptr[CWrite] begin(uint64_t write_id, uint64_t room) nogil
         double probe(shared_ptr[CMemory] local, int64_t num_bytes, cbool is_write, int64_t timeout_ns) except +raise_failure nogil
+        void lose(const string &why) nogil
         void close() nogil
         CLinkState state()
         const string &transports()
@@ -156,6 +157,8 @@ cdef extern from "inbox.hpp" namespace "baton":
         cbool has_armed()
         vector[Record] poll()
         CInboxCounters counters()
+        cbool list_links(vector[uint64_t] &links) nogil
+        string link_info(uint64_t link) except +raise_failure nogil
         cbool has_no_writers()
 
 cdef extern from "receiver.hpp" namespace "baton":

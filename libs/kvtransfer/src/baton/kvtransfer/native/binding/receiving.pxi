@@ -50,6 +50,21 @@ cdef class Inbox:
         return c.num_rung, c.num_stale, c.num_invalid, c.num_found_by_backstop
 
     @property
+    def links(self):
+        """None: its worker is busy."""
+        cdef vector[uint64_t] found
+        cdef bint is_known
+        with nogil:
+            is_known = self.ptr.get().list_links(found)
+        return list(found) if is_known else None
+
+    def link_info(self, uint64_t link):
+        cdef string info
+        with nogil:
+            info = self.ptr.get().link_info(link)
+        return info.decode()
+
+    @property
     def has_no_writers(self):
         return self.ptr.get().has_no_writers()
 

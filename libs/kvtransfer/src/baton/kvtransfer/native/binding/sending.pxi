@@ -77,6 +77,11 @@ cdef class Link:
             speed = self.ptr.get().probe(memory, num_bytes, is_write, timeout_ns)
         return speed
 
+    def lose(self, why: str):
+        cdef string text = why.encode()
+        with nogil:
+            self.ptr.get().lose(text)
+
     def close(self):
         with nogil:
             self.ptr.get().close()
