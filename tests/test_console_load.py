@@ -29,8 +29,8 @@ pytestmark = [pytest.mark.integration, pytest.mark.long, needs_browser]
 NUM_ROOMS = 1000
 DURATION_S = 30.0
 LOOK_S = 1.0
-#: Of the page's time, what tasks of more than 50 ms may take, on two cores that the gateway, its servers, clients and the browser share.
-MAX_LONG_SHARE = 0.25
+#: Of the run, what the page's main thread may compute: beyond it, it would fall behind on a slower machine.
+MAX_BUSY_SHARE = 0.3
 
 dice = random.Random(8)
 
@@ -95,6 +95,9 @@ async def test_the_page_counts_what_the_gateway_counts_within_a_second() -> None
             await context.add_init_script(INIT)
             page = await context.new_page()
             complaints = listen(page)
+            # Of its main thread's own time: what others do on these cores is none of it.
+            profile = await context.new_cdp_session(page)
+            await profile.send("Performance.enable", {"timeDomain": "threadTicks"})
             await page.goto(f"{stack.http}/console")
             await page.locator("body[data-ready=true]").wait_for()
             console = stack.gateway.console
@@ -116,7 +119,10 @@ async def test_the_page_counts_what_the_gateway_counts_within_a_second() -> None
             assert behind == [0] * len(behind)
             long = await page.evaluate("window.longTasks")
             print(f"{NUM_ROOMS} rooms in {DURATION_S:g} s, looked at {len(behind)} times; {len(long)} long tasks, {sum(long):.0f} ms of them")
-            assert sum(long) / 1e3 <= MAX_LONG_SHARE * DURATION_S
+            busy = {one["name"]: one["value"] for one in (await profile.send("Performance.getMetrics"))["metrics"]}
+            parts = {name: round(busy[f"{name}Duration"], 2) for name in ("Task", "Script", "Layout", "RecalcStyle")}
+            print(f"seconds of the page's main thread: {parts}")
+            assert busy["TaskDuration"] <= MAX_BUSY_SHARE * DURATION_S
             assert await page.evaluate("window.violations") == []
             assert complaints() == []
             for scheme in ("light", "dark"):

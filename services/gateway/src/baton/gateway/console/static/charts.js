@@ -1,6 +1,6 @@
 // Latencies of the last minutes: a dot a request, lines for p50 and p99, on a logarithmic scale.
 
-import { byId, say, svg, time } from "./dom.js";
+import { byId, count, say, svg, time } from "./dom.js";
 import { LONG } from "./store.js";
 
 const MINUTE_MS = 60000;
@@ -37,7 +37,7 @@ export class Chart {
     const oldest = now - this.minutes * MINUTE_MS;
     const dots = [...this.store.dots.values()].flatMap(({ usual, special }) => [...usual, ...special]).filter((one) => one[this.name] > 0 && one.at > oldest);
     const points = [...this.store.series].map(([number, point]) => ({
-      at: (Number(number) + 0.5) * WINDOW_MS,
+      at: Math.min(now, (Number(number) + 0.5) * WINDOW_MS),
       p50: point[this.columns.p50],
       p99: point[this.columns.p99],
     })).filter((point) => point.p50 !== null && point.at > oldest);
@@ -48,7 +48,9 @@ export class Chart {
   }
 
   scale(values, now) {
-    let [low, high] = values.length ? [Math.min(...values), Math.max(...values)] : [1, 1000];
+    // One in a hundred may lie below: a single odd one does not squeeze all others together.
+    const sorted = Float64Array.from(values).sort();
+    let [low, high] = values.length ? [sorted[Math.floor(values.length / 100)], sorted.at(-1)] : [1, 1000];
     low = 10 ** Math.floor(Math.log10(low));
     high = Math.max(10 ** Math.ceil(Math.log10(high)), low * 10);
     const [width, height] = [this.width - LEFT - RIGHT, HEIGHT - TOP - BOTTOM];
@@ -90,8 +92,8 @@ export class Chart {
 
   summary(last, dots) {
     const long = dots.filter((one) => one.prompt >= LONG).length;
-    const parts = last ? [`p50 ${time(last.p50)}`, `p99 ${time(last.p99)}`] : ["no request in the last minutes"];
-    parts.push(long ? `◆ ${long} long prompts` : `◆ prompts of ${LONG} tokens or more`);
+    const parts = last ? [`p50 ${time(last.p50)}`, `p99 ${time(last.p99)}`] : ["nothing yet"];
+    parts.push(long ? `◆ ${long} long prompts` : `◆ prompts from ${count(LONG)} tokens`);
     say(this.note, parts.join(" · "));
   }
 }

@@ -1,7 +1,7 @@
-// The page: the feed into the store, the store onto the screen, at most once a frame and charts once a second.
+// The page: the feed into the store, the store onto the screen, at most once a frame, the long list twice a second and charts every two.
 
 import { Chart } from "./charts.js";
-import { Keyed, byId, count, h, say, style, time } from "./dom.js";
+import { Keyed, byId, count, h, say, style } from "./dom.js";
 import { Drain } from "./drain.js";
 import { EndedView } from "./ended.js";
 import { KeyNeeded, follow } from "./feed.js";
@@ -11,7 +11,8 @@ import { Store } from "./store.js";
 import { Waterfall } from "./waterfall.js";
 
 const KEY = "baton-key";
-const CHART_MS = 1000;
+const CHART_MS = 2000;
+const LIST_MS = 500;
 const AGE_MS = 500;
 const WINDOW_S = 5;
 
@@ -27,6 +28,8 @@ const causes = new Keyed(byId("causes"), () => cause());
 const dirty = new Set();
 let drawing = false;
 let chartsAt = 0;
+let listAt = 0;
+let listTimer = 0;
 
 function mark(sections) {
   for (const section of sections) dirty.add(section);
@@ -48,8 +51,21 @@ function draw() {
   if (changed.has("servers")) fleet.show(store);
   if (changed.has("pairs") || changed.has("about")) fleet.showPairs(store);
   if (changed.has("live") || changed.has("counts")) rooms.show(store);
-  if (changed.has("ended")) ended.show(store);
+  if (changed.has("ended")) showEnded();
   if (changed.has("causes")) showCauses();
+}
+
+/** Twice a second at most, whatever comes: nobody reads faster, and a list of hundreds is the dearest part to lay out. */
+function showEnded() {
+  if (listTimer) return;
+  const left = listAt + LIST_MS - performance.now();
+  const show = () => {
+    listTimer = 0;
+    listAt = performance.now();
+    ended.show(store);
+  };
+  if (left > 0) listTimer = setTimeout(show, left);
+  else show();
 }
 
 function showAbout() {
@@ -76,9 +92,16 @@ function showTiles() {
   const last = String(Math.floor(store.now() / 1000 / WINDOW_S) - 1);
   const point = store.series.get(last);
   const each = (value) => (value / WINDOW_S).toLocaleString("en-US", { maximumFractionDigits: value / WINDOW_S < 10 ? 1 : 0 });
-  say(byId("up"), time(60000 * Math.floor((store.now() - store.about.started) / 60000) || store.now() - store.about.started));
+  say(byId("up"), uptime(store.now() - store.about.started));
   say(byId("rate"), point ? each(point[0]) : "0");
   say(byId("token-rate"), point ? each(point[2]) : "0");
+}
+
+function uptime(ms) {
+  const minutes = Math.floor(ms / 60000);
+  if (minutes < 1) return `${Math.floor(ms / 1000)} s`;
+  if (minutes < 60) return `${minutes} min`;
+  return minutes < 2880 ? `${Math.floor(minutes / 60)} h ${minutes % 60} min` : `${Math.floor(minutes / 1440)} days`;
 }
 
 function showProblems() {
