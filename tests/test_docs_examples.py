@@ -34,14 +34,20 @@ def test_example(shm_fleet: Fleet, number: int) -> None:
     shm_fleet.assert_free()
 
 
-def test_three_services_by_hand(model_path: Path) -> None:
+def test_three_services_by_hand(model_path: Path, tmp_path: Path) -> None:
     (code,) = re.findall(r"```bash\n(.*?)```", (ROOT / "README.md").read_text(), flags=re.S)
     for port in ("8003", "8998", "8004", "8001", "8000"):
         assert port in code
         code = code.replace(port, str(free_port()))
     environment = os.environ | {"PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
     with subprocess.Popen(
-        ["bash", "-eu", "-c", code], env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
+        ["bash", "-eu", "-c", code],
+        cwd=tmp_path,
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
     ) as shell:
         try:
             answer, log = shell.communicate(timeout=240)
@@ -49,7 +55,10 @@ def test_three_services_by_hand(model_path: Path) -> None:
             left = _end_group(shell.pid)
     assert shell.returncode == 0, log[-4000:]
     assert not left, "the services did not end with the example"
-    assert any("blue" in line for line in answer.splitlines() if not line.startswith("{")), (answer, log[-4000:])
+    assert "blue" in answer, (answer, log[-4000:])
+    assert not any(line.startswith("{") for line in [*answer.splitlines(), *log.splitlines()]), "the services' logs are between the answer"
+    logs = [tmp_path / f"{name}.log" for name in ("prefill", "decode", "gateway")]
+    assert all("ready" in file.read_text() for file in logs)
 
 
 def _end_group(pid: int) -> bool:
