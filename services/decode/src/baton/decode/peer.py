@@ -32,6 +32,8 @@ MAX_BACKOFF_S = 1.0
 #: A pair that does not fit is asked again now and then: the other side may be restarted with other settings.
 REFUSED_BACKOFF_S = 5.0
 LET_GO = "this decode server let go of it"
+#: Prefill's word for it (BootstrapServicer.Session); a read may return it or raise it.
+WAY_BROKE = grpc.StatusCode.ABORTED
 #: How long prefill has to come another way, when what its way into an inbox goes through on this host is gone; then it gets another inbox.
 CUT_OFF_AFTER_S = 2.0
 FENCE_PERIOD_S = 0.05
@@ -176,6 +178,7 @@ class PrefillPeer:
             problem, way_broke = f"the way from prefill broke: {error}", True
         except (SessionEndedError, grpc.aio.AioRpcError, grpc.aio.UsageError, TransferError, TimeoutError) as error:
             problem = _explain(error, doors.tls, was_in_use=session.link is not None)
+            way_broke = isinstance(error, grpc.aio.AioRpcError) and error.code() is WAY_BROKE
         finally:
             self._went(session.link, inboxes, problem, way_broke=way_broke)
         return session.link is not None

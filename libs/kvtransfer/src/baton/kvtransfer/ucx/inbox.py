@@ -89,6 +89,7 @@ class UcxInbox(Inbox):
 
     @property
     def missing(self) -> str:
+        self._birthplace.require()
         links = self.native.links
         if links is None:
             return ""  # busy: nothing is cut off

@@ -67,6 +67,7 @@ class UcxPeer(Peer):
         return self._missing
 
     def check(self) -> bool:
+        self._birthplace.require()
         if not self._missing and (gone := footholds.missing(self._footholds)):
             self._missing = f"{gone}, which it went through, is gone"
             self.link.lose(self._missing)
