@@ -40,6 +40,7 @@ INTEGRATION = (
     ("tests/test_retry.py", "tests/test_storm.py"),
     ("tests/test_baton_command.py", "tests/test_console.py"),
     ("tests/test_faults.py",),
+    ("tests/test_metrics.py", "tests/test_otlp.py"),
 )
 #: Hosts and cut wires are network devices that come and go, in this process's own namespace too: a transfer over tcp that takes one of them ends when
 #: it goes. So they stay in one run with everything that transfers over tcp or kills peers, one after the other: the rest.
