@@ -35,7 +35,7 @@ def nfc() -> Tokenizer:
     """As Qwen's."""
     tokenizer = byte_level()
     tokenizer.normalizer = normalizers.NFC()  # type: ignore[assignment]
-    tokenizer.add_tokens([AddedToken("がé", normalized=True), AddedToken("e\u0301>", normalized=False)])
+    tokenizer.add_tokens([AddedToken("がé", normalized=True), AddedToken("é" * 12, normalized=True), AddedToken("e\u0301>", normalized=False)])
     return tokenizer
 
 
@@ -107,6 +107,7 @@ PIECES = [
         "\x00",
     ),
     *("e\u0301", "e\u0301>", "é", "がé", "か\u3099", "\u1fbe\u0308\u0301", "<|endoftext|>\u0338", "\u212a", "\u0301", "각", "\u1100\u1161\u11a8"),
+    *("e\u0301" * 12, "é" * 12),
     *("\U0001f642", "/" * 40, "-", "\ud7ff", "\u0344", "1234567"),
 ]
 texts = st.lists(st.tuples(st.sampled_from(PIECES) | st.text(max_size=3), st.integers(1, 60)), max_size=6).map(
@@ -133,6 +134,23 @@ def test_seams_between_pieces_cost_no_text_its_place(name: str, monkeypatch: pyt
     for piece in PIECES:
         for text in (piece * 50, f"x{piece}" * 50, f"\u0301{piece}" * 50):
             assert bound.fewest(text) <= len(tokenizer.encode(text, add_special_tokens=False).ids), text
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("takes white space to its left", " \n\u3000" * 5000 + "<|eats|>"),
+        ("takes white space to its right", "<|eats|>" + " \n\u3000" * 5000),
+        ("nfc", "e\u0301" * 12 * 200),
+        ("few bytes", "a" + "z" * 5000),
+        ("characters, unknown", "日本語" * 5000),
+    ],
+)
+def test_much_text_that_is_few_tokens(name: str, text: str) -> None:
+    tokenizer, bound = BOUNDS[name]
+    num_tokens = len(tokenizer.encode(text, add_special_tokens=False).ids)
+    assert num_tokens <= 200
+    assert bound.fewest(text) <= num_tokens
 
 
 @pytest.mark.parametrize(("name", "text"), [(name, text) for name in TOKENIZERS for text in ("the quick ", "abc")])
