@@ -3,8 +3,8 @@
     python benchmarks/console_cost.py [--turns 15] [--requests 400] [--tokens 32] [--strict]
 
 Real gateway processes stand before one scripted plain server (services/gateway/tests), which computes nothing: what a gateway does for a request is
-all there is, so its share is as large as it can be. Turns alternate, so that whatever else the machine does falls on all; the median of the ratios to the
-turn without is printed with its quartiles. With --strict the exit status is 1 when recording takes more than 2 %.
+all there is, so its share is as large as it can be. Turns alternate, so that whatever else the machine does falls on all; the median of the ratios to
+the turn without is printed with its quartiles. With --strict the exit status is 1 when recording takes more than 2 %.
 """
 
 from __future__ import annotations

@@ -213,9 +213,11 @@ def test_the_keyboard_reaches_everything(fleet: HeldFleet, page: Any) -> None:
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_a_phone_has_all_of_it_and_scrolls_in_one_direction(page: Any, scheme: str) -> None:
+def test_a_phone_has_all_of_it_and_scrolls_in_one_direction(fleet: HeldFleet, page: Any, scheme: str) -> None:
     page.set_viewport_size({"width": 360, "height": 740})
     page.emulate_media(color_scheme=scheme, reduced_motion="reduce")
+    Request(fleet, 4).whole()
+    page.locator("#ttft-chart circle").first.wait_for()
     page.locator("#finished tr").first.wait_for()
     page.screenshot(path=SHOTS / f"phone-{scheme}.png", full_page=True)
     assert page.evaluate("document.documentElement.scrollWidth") == 360

@@ -27,8 +27,8 @@ const causes = new Keyed(byId("causes"), () => cause());
 
 const dirty = new Set();
 let drawing = false;
-let chartsAt = 0;
-let listAt = 0;
+let chartsAt = -CHART_MS;
+let listAt = -LIST_MS;
 let listTimer = 0;
 
 function mark(sections) {
