@@ -107,7 +107,7 @@ function dot(one, x, y) {
 /** Each line says which it is, the upper one a little higher where both end at the same place. */
 function names(last, scale) {
   if (!last) return [];
-  const low = scale.y(last.p50) + 3.5;
+  const low = Math.max(scale.y(last.p50) + 3.5, TOP + 20);
   const high = Math.min(scale.y(last.p99) + 3.5, low - 11);
   const x = scale.x(last.at) + 5;
   return [svg("text", { class: "name-of-line", x, y: low }, "p50"), svg("text", { class: "name-of-line", x, y: high }, "p99")];
