@@ -190,7 +190,7 @@ class Registry:
 
 
 class FleetStub:
-    """On a gateway, for operators. `authorization: Bearer KEY` with the gateway's admin key; without such a key it is not served.
+    """On a gateway, for operators. `authorization: Bearer KEY` with the gateway's admin key; a gateway that asks for no keys serves List alone.
     """
 
     def __init__(self, channel):
@@ -222,7 +222,7 @@ class FleetStub:
 
 
 class FleetServicer:
-    """On a gateway, for operators. `authorization: Bearer KEY` with the gateway's admin key; without such a key it is not served.
+    """On a gateway, for operators. `authorization: Bearer KEY` with the gateway's admin key; a gateway that asks for no keys serves List alone.
     """
 
     def List(self, request, context):
@@ -284,7 +284,7 @@ def add_FleetServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class Fleet:
-    """On a gateway, for operators. `authorization: Bearer KEY` with the gateway's admin key; without such a key it is not served.
+    """On a gateway, for operators. `authorization: Bearer KEY` with the gateway's admin key; a gateway that asks for no keys serves List alone.
     """
 
     @staticmethod

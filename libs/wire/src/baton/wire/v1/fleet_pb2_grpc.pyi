@@ -82,7 +82,7 @@ class RegistryServicer(metaclass=_abc_1.ABCMeta):
 def add_RegistryServicer_to_server(servicer: RegistryServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...
 
 class FleetStub:
-    """On a gateway, for operators. `authorization: Bearer KEY` with the gateway's admin key; without such a key it is not served."""
+    """On a gateway, for operators. `authorization: Bearer KEY` with the gateway's admin key; a gateway that asks for no keys serves List alone."""
 
     @_typing.overload
     def __new__(cls, channel: _grpc.Channel) -> _Self: ...
@@ -98,7 +98,7 @@ class FleetStub:
 
 @_typing.type_check_only
 class FleetAsyncStub(FleetStub):
-    """On a gateway, for operators. `authorization: Bearer KEY` with the gateway's admin key; without such a key it is not served."""
+    """On a gateway, for operators. `authorization: Bearer KEY` with the gateway's admin key; a gateway that asks for no keys serves List alone."""
 
     def __init__(self, channel: _aio.Channel) -> None: ...
     List: _aio.UnaryUnaryMultiCallable[_fleet_pb2.ListWorkersRequest, _fleet_pb2.ListWorkersResponse]  # type: ignore[assignment]
@@ -110,7 +110,7 @@ class FleetAsyncStub(FleetStub):
     """This gateway sends no new rooms there, and lets the worker go when those it has there have ended. The worker itself is told nothing."""
 
 class FleetServicer(metaclass=_abc_1.ABCMeta):
-    """On a gateway, for operators. `authorization: Bearer KEY` with the gateway's admin key; without such a key it is not served."""
+    """On a gateway, for operators. `authorization: Bearer KEY` with the gateway's admin key; a gateway that asks for no keys serves List alone."""
 
     @_abc_1.abstractmethod
     def List(
