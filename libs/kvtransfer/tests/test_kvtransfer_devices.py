@@ -146,7 +146,7 @@ def test_a_sender_that_nobody_can_answer_is_refused_and_ends_no_process(hosts: A
     (tmp_path / "no_route.c").write_text(NO_ROUTE, encoding="ascii")
     environment = {name: value for name, value in os.environ.items() if name != "LD_PRELOAD"}
     subprocess.run(["cc", "-shared", "-fPIC", "-o", "no_route.so", "no_route.c"], cwd=tmp_path, env=environment, check=True)
-    preloaded = " ".join(filter(None, (str(tmp_path / "no_route.so"), os.environ.get("LD_PRELOAD"))))
+    preloaded = " ".join(filter(None, (os.environ.get("LD_PRELOAD"), str(tmp_path / "no_route.so"))))  # a sanitizer must come first
     hosts.wire.lay()
     receiver, sender = hosts.on("receiver", prefix=("env", f"LD_PRELOAD={preloaded}")), hosts.on("sender", connect_timeout_s=2.0)
     for _ in range(2):
