@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import argparse
 import sys
-from pathlib import Path
+
+from generated import write_or_check
 
 from baton.decode.config import DecodeSettings
 from baton.gateway.config import GatewaySettings
 from baton.prefill.config import PrefillSettings
 from baton.servicekit import ServiceSettings
 from baton.servicekit.fields import Setting
-
-PAGE = Path(__file__).with_name("environment.md")
 
 SERVICES: tuple[type[ServiceSettings], ...] = (GatewaySettings, PrefillSettings, DecodeSettings)
 
@@ -71,19 +69,5 @@ def cells(row: Setting) -> str:
     return f"{row.type_name.replace(' |', ',')} | {default} | {row.description}"
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--check", action="store_true", help="change nothing; exit with 1 when the page is out of date")
-    wanted = page()
-    if not parser.parse_args().check:
-        PAGE.write_text(wanted)
-        return 0
-    if not PAGE.exists() or PAGE.read_text() != wanted:
-        print("docs/environment.md is out of date: run python docs/environment.py and commit it")
-        return 1
-    print("docs/environment.md is up to date")
-    return 0
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(write_or_check(__file__, __doc__, page()))

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import argparse
 import sys
-from pathlib import Path
+
+from generated import write_or_check
 
 from baton.servicekit.metrics.instruments import CAUSES, INSTRUMENTS, OTHER, Instrument
-
-PAGE = Path(__file__).with_name("metrics.md")
 
 INTRODUCTION = """# Metrics
 
@@ -64,19 +62,5 @@ def causes() -> str:
     return f"## Causes\n\n{text}, `{OTHER}`. What of them each fault has: [failures.md](failures.md).\n"
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--check", action="store_true", help="change nothing; exit with 1 when the page is out of date")
-    wanted = page()
-    if not parser.parse_args().check:
-        PAGE.write_text(wanted)
-        return 0
-    if not PAGE.exists() or PAGE.read_text() != wanted:
-        print("docs/metrics.md is out of date: run python docs/metrics.py and commit it")
-        return 1
-    print("docs/metrics.md is up to date")
-    return 0
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(write_or_check(__file__, __doc__, page()))
