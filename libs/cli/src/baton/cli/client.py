@@ -9,9 +9,8 @@ import grpc
 import grpc.aio
 
 from baton.cli.errors import CallError, UsageError
-from baton.cli.reaching import Reach
-from baton.servicekit import TlsError, TlsSettings, open_channel
-from baton.wire.channel import CHANNEL_OPTIONS
+from baton.cli.reaching import Reach, call_error, channel_to
+from baton.servicekit import TlsSettings
 from baton.wire.v1 import common_pb2, inference_pb2, inference_pb2_grpc
 
 FINISH_NAMES = {common_pb2.FINISH_REASON_STOP: "stop", common_pb2.FINISH_REASON_LENGTH: "length"}
@@ -87,16 +86,12 @@ class GatewayClient:
         return answer
 
     def _explain(self, error: grpc.aio.AioRpcError) -> CallError:
-        return CallError(f"the gateway at {self._address} answered {error.code().name}: {error.details()}")
+        return call_error(self._address, error)
 
 
 @asynccontextmanager
 async def connect(address: str, reach: Reach | None = None) -> AsyncIterator[GatewayClient]:
     """A channel to a gateway's gRPC address: plain text unless `reach` names a CA file. Raises UsageError for files that cannot be used."""
     found = reach or Reach(TlsSettings())
-    try:
-        channel = open_channel(address, found.tls, CHANNEL_OPTIONS)
-    except TlsError as error:
-        raise UsageError(str(error)) from error
-    async with channel:
+    async with channel_to(address, found) as channel:
         yield GatewayClient(channel, address, found)

@@ -10,14 +10,11 @@ import grpc
 import grpc.aio
 import typer
 from google.protobuf.json_format import MessageToDict
-from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
 from baton.cli import reaching as to
-from baton.cli.errors import CallError, UsageError
-from baton.servicekit import TlsError, open_channel
-from baton.wire.channel import CHANNEL_OPTIONS
+from baton.cli.output import whole_console
 from baton.wire.member import role_name
 from baton.wire.v1 import common_pb2, fleet_pb2, fleet_pb2_grpc
 
@@ -26,8 +23,6 @@ app = typer.Typer(
 )
 
 CALL_TIMEOUT_S = 10.0
-#: Of a table that goes into a file or a pipe: nothing in it is ever cut.
-WIDE = 10_000
 
 #: The gateway speaks of headers: it does not know who asks.
 _KEY_HINT = "; give this command an operator's with --api-key-file or BATON_API_KEY (`baton key new --role admin` makes one)"
@@ -67,7 +62,7 @@ def list_servers(
 
 
 def _show(answer: fleet_pb2.ListWorkersResponse) -> None:
-    console = Console() if Console().is_terminal else Console(width=WIDE)
+    console = whole_console()
     console.print(f"gateway {answer.gateway_id} is {'ready' if answer.ready else 'not ready'}", highlight=False, soft_wrap=True)
     table = Table(box=None, pad_edge=False)
     for name in ("role", "instance", "address", "from", "state", "rooms", "free pages", "tokens in flight"):
@@ -142,13 +137,11 @@ def _call(address: str, found: to.Reach, ask: "Callable[[fleet_pb2_grpc.FleetAsy
     """Raises CallError with the gateway's own words, UsageError for certificates that cannot be used."""
 
     async def call() -> T:
-        async with open_channel(address, found.tls, CHANNEL_OPTIONS) as channel:
+        async with to.channel_to(address, found) as channel:
             return await ask(fleet_pb2_grpc.FleetStub(channel), found.metadata)
 
     try:
         return asyncio.run(call())
-    except TlsError as error:
-        raise UsageError(str(error)) from error
     except grpc.aio.AioRpcError as error:
         hint = _KEY_HINT if error.code() is grpc.StatusCode.UNAUTHENTICATED else ""
-        raise CallError(f"the gateway at {address} answered {error.code().name}: {error.details()}{hint}") from error
+        raise to.call_error(address, error, hint) from error

@@ -1,4 +1,4 @@
-"""Standard output that may be full or gone: a line that explains it instead of a traceback."""
+"""Standard output that may be full or gone: a line that explains it instead of a traceback. And one that cuts nothing."""
 
 import os
 import sys
@@ -6,7 +6,18 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, TextIO
 
+from rich.console import Console
+
 from baton.cli.errors import OutputError, OutputGoneError
+
+#: Of output that goes into a file or a pipe: nothing in it is ever cut.
+WIDE = 10_000
+
+
+def whole_console() -> Console:
+    """As wide as the terminal, or as wide as anything."""
+    console = Console()
+    return console if console.is_terminal else Console(width=WIDE)
 
 
 @contextmanager

@@ -1,14 +1,18 @@
 """How commands reach a gateway: the flags that all of them have, and what they come to."""
 
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated
 
+import grpc.aio
 import typer
 
 from baton.cli.config import CliConfig
-from baton.cli.errors import UsageError
-from baton.servicekit import TlsSettings
+from baton.cli.errors import CallError, UsageError
+from baton.servicekit import TlsError, TlsSettings, open_channel
+from baton.wire.channel import CHANNEL_OPTIONS
 
 DEFAULT_ADDRESS = "127.0.0.1:8001"
 
@@ -43,6 +47,22 @@ def reach(api_key_file: Path | None, ca_file: Path | None, cert_file: Path | Non
     if cert_file is not None and ca_file is None:
         raise UsageError("--tls-cert-file is set without --tls-ca-file, so that nothing would be encrypted: name the CA of the server's certificate")
     return Reach(TlsSettings(ca_file=ca_file, cert_file=cert_file, key_file=key_file), _api_key(api_key_file), is_named=api_key_file is not None)
+
+
+@asynccontextmanager
+async def channel_to(address: str, found: Reach) -> AsyncIterator[grpc.aio.Channel]:
+    """A channel to a gateway's gRPC address: plain text unless a CA file is named. Raises UsageError for certificates that cannot be used."""
+    try:
+        channel = open_channel(address, found.tls, CHANNEL_OPTIONS)
+    except TlsError as error:
+        raise UsageError(str(error)) from error
+    async with channel:
+        yield channel
+
+
+def call_error(address: str, error: grpc.aio.AioRpcError, hint: str = "", details: str | None = None) -> CallError:
+    """A call's end as a person reads it: the gateway's own words, or `details` for them."""
+    return CallError(f"the gateway at {address} answered {error.code().name}: {error.details() if details is None else details}{hint}")
 
 
 def _api_key(file: Path | None) -> str:

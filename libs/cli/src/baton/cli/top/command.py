@@ -10,20 +10,16 @@ from typing import Annotated
 import grpc
 import grpc.aio
 import typer
-from rich.console import Console
 from rich.live import Live
 
 from baton.cli import reaching as to
 from baton.cli.errors import CallError, UsageError
+from baton.cli.output import whole_console
 from baton.cli.top import keys
 from baton.cli.top.known import Known
 from baton.cli.top.screen import Choice, draw
-from baton.servicekit import TlsError, open_channel
-from baton.wire.channel import CHANNEL_OPTIONS
 from baton.wire.v1 import console_pb2, console_pb2_grpc
 
-#: Of output that goes into a file or a pipe: nothing is cut.
-WIDE = 10_000
 FIRST_S = 20.0
 PAUSE_S = 1.0
 NO_CONSOLE = "it serves no console: it was started with --no-console, or is older than this command"
@@ -48,17 +44,15 @@ def top(
         asyncio.run(_once(address, found, as_json=as_json) if once else _Screen(address, found).run())
     except KeyboardInterrupt:
         return
-    except TlsError as error:
-        raise UsageError(str(error)) from error
     except grpc.aio.AioRpcError as error:
-        details = NO_CONSOLE if error.code() is grpc.StatusCode.UNIMPLEMENTED else error.details()
-        raise CallError(f"the gateway at {address} answered {error.code().name}: {details}") from error
+        details = NO_CONSOLE if error.code() is grpc.StatusCode.UNIMPLEMENTED else None
+        raise to.call_error(address, error, details=details) from error
     except TimeoutError:
         raise CallError(f"the gateway at {address} said nothing for {FIRST_S:g} s") from None
 
 
 async def _feed(address: str, found: to.Reach) -> AsyncIterator[console_pb2.WatchResponse]:
-    async with open_channel(address, found.tls, CHANNEL_OPTIONS) as channel:
+    async with to.channel_to(address, found) as channel:
         call = console_pb2_grpc.ConsoleStub(channel).Watch(console_pb2.WatchRequest(), metadata=found.metadata)
         async for message in call:
             yield message
@@ -76,7 +70,7 @@ async def _once(address: str, found: to.Reach, *, as_json: bool) -> None:
     if as_json:
         print(json.dumps(known.as_json(), indent=1))
         return
-    console = Console() if Console().is_terminal else Console(width=WIDE)
+    console = whole_console()
     with console.capture() as captured:
         console.print(draw(known, Choice(whole=True), console.height))
     for line in captured.get().splitlines():
