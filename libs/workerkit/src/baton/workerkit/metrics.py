@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 
 from baton.engine.types import KVReady, Role, TransferStats
 from baton.servicekit import FailedRoom, Metrics
-from baton.servicekit.metrics import transport_label
+from baton.servicekit.metrics import Values, transport_label
 from baton.workerkit.host import EngineHost
-
-Values = Iterable[tuple[float, dict[str, str]]]
 
 
 class StepMetrics:

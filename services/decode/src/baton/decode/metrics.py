@@ -7,9 +7,7 @@ from baton.decode.peers import PeerSet
 from baton.kvtransfer import LeaseState
 from baton.kvtransfer.lease import LeaseEvent
 from baton.servicekit import Metrics
-from baton.servicekit.metrics import transport_label
-
-Values = list[tuple[float, dict[str, str]]]
+from baton.servicekit.metrics import Values, transport_label
 
 _BY_EVENT = {LeaseEvent.QUIESCED: "quiesced", LeaseEvent.FENCED: "fenced"}
 _BY_BOTH = {

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable
 
 from baton.gateway.attempts import Attempts
 from baton.gateway.fleet import Fleet
@@ -11,9 +10,8 @@ from baton.gateway.gate import Gate
 from baton.gateway.rooms import RoomTable
 from baton.gateway.worker import Leg
 from baton.servicekit import Metrics
+from baton.servicekit.metrics import Values
 from baton.wire.v1 import common_pb2, inference_pb2
-
-Values = Iterable[tuple[float, dict[str, str]]]
 
 
 class GatewayMetrics:

@@ -9,7 +9,6 @@ from typing import NamedTuple
 from opentelemetry import metrics as api
 from opentelemetry.sdk.metrics import MeterProvider
 from opentelemetry.sdk.metrics.view import ExplicitBucketHistogramAggregation, View
-from opentelemetry.sdk.resources import Resource
 from prometheus_client import CollectorRegistry
 
 from baton.servicekit.groups import ListenSettings, MetricsSettings
@@ -18,12 +17,16 @@ from baton.servicekit.metrics.instruments import BY_NAME, INSTRUMENTS, ORIGINS, 
 from baton.servicekit.metrics.listener import Context, MetricsListener
 from baton.servicekit.metrics.readers import Counted, CountedSource, readers
 from baton.servicekit.server import join_address
+from baton.servicekit.tracing import resource_of
 
 #: How long a collector that does not answer may keep a service from ending.
 SHUTDOWN_MS = 5_000
 
-#: Values with their labels, as they are now. Called on a thread of the exporter's: read snapshots only, and change nothing.
-Observation = Callable[[], Iterable[tuple[float, Mapping[str, str]]]]
+#: Each with its labels.
+Values = Iterable[tuple[float, Mapping[str, str]]]
+
+#: Values as they are now. Called on a thread of the exporter's: read snapshots only, and change nothing.
+Observation = Callable[[], Values]
 
 
 class FailedRoom(NamedTuple):
@@ -67,9 +70,10 @@ class Metrics:
         exporters = [name for name in exporters if name != "none"]
         if not exporters:
             return
-        resource = Resource.create({"service.name": f"baton-{service}", "service.instance.id": instance_id, "service.namespace": "baton"})
         source = CountedSource(self._counted)
-        self._provider = MeterProvider(readers(exporters, source, self._registry), resource, shutdown_on_exit=False, views=_views())
+        self._provider = MeterProvider(
+            readers(exporters, source, self._registry), resource_of(service, instance_id), shutdown_on_exit=False, views=_views()
+        )
 
     @property
     def enabled(self) -> bool:
@@ -161,7 +165,7 @@ def labels_of(instrument: Instrument, role: str, labels: Mapping[str, str]) -> d
     return {"role": role} | {label: instrument.value_of(label, labels[label]) for label in instrument.labels}
 
 
-def _joined(instrument: Instrument, values: Iterable[tuple[float, Mapping[str, str]]]) -> Iterable[tuple[float, Mapping[str, str]]]:
+def _joined(instrument: Instrument, values: Values) -> Values:
     """Several values that become "other" are one."""
     if not instrument.labels:
         return values
@@ -172,7 +176,7 @@ def _joined(instrument: Instrument, values: Iterable[tuple[float, Mapping[str, s
     return [(value, dict(zip(instrument.labels, key, strict=True))) for key, value in sums.items()]
 
 
-def _failures(failures: Counter[FailedRoom], by: str, *stages: str) -> Iterable[tuple[float, Mapping[str, str]]]:
+def _failures(failures: Counter[FailedRoom], by: str, *stages: str) -> Values:
     """With a 0 for every origin: a series that begins with its first failure would hide it from a rate."""
     sums: Counter[tuple[str, str, str]] = Counter()
     for room, count in list(failures.items()):
