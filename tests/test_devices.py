@@ -7,12 +7,11 @@ import secrets
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TypeVar
 
 import grpc
 import pytest
-from faults.cells import DEADLINE_S, ENOUGH_TOKENS, PROMPT, TESTS, Caller, FaultFleet, Log, counted, reach, restore, told
-from faults.net import Net, why_not
+from faults.cells import DEADLINE_S, ENOUGH_TOKENS, PROMPT, TESTS, Caller, FaultFleet, Log, Made, counted, fault_fleet, reach, restore, told
+from faults.net import why_not
 from fleet import wait_for
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
@@ -72,22 +71,11 @@ class OneHost(FaultFleet):
         return self.net.command(HOST, *run, *flags, "--host", "0.0.0.0", "--advertise-host", self.net.address(HOST))
 
 
-Made = TypeVar("Made", bound=FaultFleet)
-
-
 def _built(kind: type[Made], model_path: Path, run_dir: Path) -> Iterator[Made]:
     if reason := why_not():
         pytest.skip(f"hosts on this machine: {reason}")
-    with Net() as net:
-        fleet = kind(net, model_path, run_dir)
-        try:
-            fleet.build()
-            yield fleet
-        except BaseException:
-            for worker in fleet._all():
-                worker.running.reap()
-            raise
-        fleet.close()
+    with fault_fleet(kind, model_path, run_dir) as fleet:
+        yield fleet
 
 
 @pytest.fixture(scope="module")

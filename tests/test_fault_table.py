@@ -23,7 +23,7 @@ def fleet(model_path: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterato
     reason = why_not()
     if reason:
         pytest.skip(f"faults between network namespaces: {reason}")
-    with fault_fleet(model_path, tmp_path_factory.mktemp("cells")) as fleet:
+    with fault_fleet(FaultFleet, model_path, tmp_path_factory.mktemp("cells")) as fleet:
         yield fleet
 
 

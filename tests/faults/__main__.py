@@ -10,7 +10,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from faults.cells import FAULTS, STATES, Outcome, drive, fault_fleet, restore
+from faults.cells import FAULTS, STATES, FaultFleet, Outcome, drive, fault_fleet, restore
 from faults.net import why_not
 from faults.table import DOCUMENT, differences, merged, read, write
 
@@ -43,7 +43,7 @@ def main() -> int:
     keep = options.merge or bool(options.only)
     before = read() if DOCUMENT.exists() and (keep or options.check) else {}
     cells = chosen(options.only)
-    with tempfile.TemporaryDirectory(prefix="baton-faults-") as run_dir, fault_fleet(model_path(), Path(run_dir)) as fleet:
+    with tempfile.TemporaryDirectory(prefix="baton-faults-") as run_dir, fault_fleet(FaultFleet, model_path(), Path(run_dir)) as fleet:
         for number, (fault, state) in enumerate(cells, 1):
             outcome = drive(fleet, fault, state)
             print(f"{number}/{len(cells)} {fault} in {state}: {' | '.join(outcome.facts)}", flush=True)

@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TypeVar
 
 import grpc
 import psutil
@@ -337,11 +338,15 @@ def restore(fleet: FaultFleet) -> None:
     fleet.assert_free(20)
 
 
+Made = TypeVar("Made", bound=FaultFleet)
+
+
 @contextlib.contextmanager
-def fault_fleet(model_path: Path, run_dir: Path) -> Iterator[FaultFleet]:
+def fault_fleet(kind: type[Made], model_path: Path, run_dir: Path) -> Iterator[Made]:
     with Net() as net:
-        fleet = FaultFleet(net, model_path, run_dir).build()
+        fleet = kind(net, model_path, run_dir)
         try:
+            fleet.build()
             yield fleet
         except BaseException:
             for worker in fleet._all():
