@@ -20,6 +20,7 @@ from pathlib import Path
 import torch
 from engine import CONTEXT, NUM_STEPS, drain, prompt, report, stage
 from floor import median_s
+from greedy_answers import answers
 
 from baton.engine import Engine, EngineConfig, Prepared, Request, Role, SamplingParams, load_model_config, plan_layout, prepare
 from baton.engine.device.chunk import chunk_of
@@ -89,17 +90,6 @@ def compare_logits(folder: Path, device: str, degree: int, dtype: str, found: li
               f"all ranks {'equal' if same else 'UNEQUAL'} bit for bit: {'ok' if good else 'WRONG'}")  # fmt: skip
     finally:
         shared.close()
-
-
-def answers(engine: Engine, prompts: list[list[int]], num_tokens: int) -> list[list[int]]:
-    rooms: list[list[int]] = [[] for _ in prompts]
-    for room, tokens in enumerate(prompts):
-        engine.add(Request(room + 1, tokens, SamplingParams(max_tokens=num_tokens)))
-    while engine.has_work():
-        for event in engine.step():
-            if isinstance(event, Token):
-                rooms[event.room - 1].append(event.token)
-    return rooms
 
 
 def compare_answers(folder: Path, device: str, degree: int, found: list[dict]) -> None:

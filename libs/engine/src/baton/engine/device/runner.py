@@ -9,7 +9,7 @@ from contextlib import AbstractContextManager, nullcontext
 import torch
 from torch import Tensor
 
-from baton.engine.device.chunk_graphs import ChunkGraphs, chunk_sizes
+from baton.engine.device.chunk_graphs import SIZES, ChunkGraphs, chunk_sizes
 from baton.engine.device.model import DeviceModel
 from baton.engine.device.prompts import Prompts
 from baton.engine.device.seats import Seats
@@ -65,7 +65,7 @@ class DeviceRunner:
     depth: int = 1
     #: Kernels are compiled for counts of one, of a multiple of 16 and of any, where chunks are captured and where they are not; the library plans
     #: for each length of long prompts.
-    warm_lengths: tuple[int, ...] = (1, 17, 48, 1025, 1040, 1 << 30)
+    warm_lengths: tuple[int, ...] = (1, 17, 48, SIZES[-1] + 1, SIZES[-1] + 16, 1 << 30)
 
     def __init__(
         self,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 from contextlib import ExitStack
+from functools import partial
 from statistics import median, quantiles
 
 from baton.kvtransfer.bench import cost, nixl, perftest
@@ -54,22 +55,21 @@ def _line(cells: tuple[str, ...]) -> str:
 
 def measure_speed(transport: str, repeats: int, total_bytes: int, nixl_threads: list[int]) -> None:
     executable = perftest.program()
-    ways = perftest.ways(transport) if executable else ()
+    runs = [partial(perftest.gigabytes_per_s, executable, tls=way) for way in perftest.ways(transport)] if executable else []
     with Ours(transport) as ours:
         print(f"\n{ours.description}\n{_line(_COLUMNS)}", flush=True)
     with ExitStack() as stack:
         others = [stack.enter_context(nixl.Nixl(transport, threads)) for threads in nixl_threads]
         for case in cases(transport, total_bytes):
             speeds: list[float] = []
-            theirs: list[list[float]] = [[] for _ in ways]
+            theirs: list[list[float]] = [[] for _ in runs]
             nixl_speeds: list[list[float]] = [[] for _ in others]
             for _ in range(repeats):  # in turns, so that other work on the machine meets all of them
                 # Two new processes a turn, as ucx_perftest has: where their memory happens to lie is worth a fifth of the speed from 4 MiB on.
                 with Ours(transport) as ours:
                     speeds.append(ours.gigabytes_per_s(case))
-                for found, way in zip(theirs, ways, strict=True):
-                    assert executable is not None  # else there are no ways
-                    found.append(perftest.gigabytes_per_s(executable, case, way))
+                for found, run in zip(theirs, runs, strict=True):
+                    found.append(run(case))
                 for found, other in zip(nixl_speeds, others, strict=True):
                     found.append(other.gigabytes_per_s(case))
             print(_row(case, speeds, max(theirs, key=median, default=[]), max(nixl_speeds, key=median, default=[])), flush=True)
