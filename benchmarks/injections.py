@@ -64,19 +64,20 @@ def chats(load: Load, seed: int) -> list[Request]:
     return [one(index) for index in range(load.streams * load.answers)]
 
 
-def document(load: Load, seed: int, index: int) -> Request:
-    text = plain_text(generator(seed, 7, index), load.document_words)
-    return Request(index, "document", (Message("user", f"Part {seed}. {text}"),), load.document_tokens, is_long=True)
+def document(load: Load, seed: int, index: int, text: str) -> Request:
+    """`text` is made once: the loop that makes it could not note when the streams' tokens came meanwhile. It differs from its first words on."""
+    return Request(index, "document", (Message("user", f"Part {index} of {seed}. {text}"),), load.document_tokens, is_long=True)
 
 
 async def inject(target: Target, load: Load, rate_rps: float, seed: int, over: asyncio.Event) -> list[Sample]:
     """Poisson, from now until `over`; times of the samples are from now. Waits for what it has sent."""
-    draw, begun = generator(seed, 8), asyncio.get_running_loop().time()
+    draw, text = generator(seed, 8), plain_text(generator(seed, 7), load.document_words)
+    begun = asyncio.get_running_loop().time()
     tasks: list[asyncio.Task[list[Sample]]] = []
 
     async def send(index: int, at_s: float) -> list[Sample]:
         measured = await Generator(target, LIMITS, 0, is_warm_up=False, on_done=lambda _: None).run(
-            [document(load, seed, index)], TraceArrivals((0.0,))
+            [document(load, seed, index, text)], TraceArrivals((0.0,))
         )
         return [moved(sample, at_s) for sample in measured.samples]
 
