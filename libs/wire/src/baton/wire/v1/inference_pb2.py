@@ -25,45 +25,55 @@ _sym_db = _symbol_database.Default()
 from baton.wire.v1 import common_pb2 as baton_dot_v1_dot_common__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x18\x62\x61ton/v1/inference.proto\x12\x08\x62\x61ton.v1\x1a\x15\x62\x61ton/v1/common.proto\"\xba\x02\n\x0eSamplingParams\x12\x18\n\x0btemperature\x18\x01 \x01(\x02H\x00\x88\x01\x01\x12\x12\n\x05top_p\x18\x02 \x01(\x02H\x01\x88\x01\x01\x12\x12\n\x05top_k\x18\x03 \x01(\x05H\x02\x88\x01\x01\x12\x12\n\x05min_p\x18\x04 \x01(\x02H\x03\x88\x01\x01\x12\x11\n\x04seed\x18\x05 \x01(\x04H\x04\x88\x01\x01\x12\x17\n\nmax_tokens\x18\x06 \x01(\x05H\x05\x88\x01\x01\x12\x17\n\nmin_tokens\x18\x07 \x01(\x05H\x06\x88\x01\x01\x12\x0c\n\x04stop\x18\x08 \x03(\t\x12\x16\n\x0estop_token_ids\x18\t \x03(\r\x12\x12\n\nignore_eos\x18\n \x01(\x08\x42\x0e\n\x0c_temperatureB\x08\n\x06_top_pB\x08\n\x06_top_kB\x08\n\x06_min_pB\x07\n\x05_seedB\r\n\x0b_max_tokensB\r\n\x0b_min_tokens\"\x1b\n\x08TokenIds\x12\x0f\n\x03ids\x18\x01 \x03(\rB\x02\x10\x01\"\xb3\x01\n\x0fGenerateRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12\x0e\n\x04text\x18\x02 \x01(\tH\x00\x12\'\n\ttoken_ids\x18\x03 \x01(\x0b\x32\x12.baton.v1.TokenIdsH\x00\x12*\n\x08sampling\x18\x04 \x01(\x0b\x32\x18.baton.v1.SamplingParams\x12\x0e\n\x06report\x18\x05 \x01(\x08\x12\x12\n\nrequest_id\x18\x06 \x01(\tB\x08\n\x06prompt\",\n\x0b\x43hatMessage\x12\x0c\n\x04role\x18\x01 \x01(\t\x12\x0f\n\x07\x63ontent\x18\x02 \x01(\t\"\x95\x01\n\x0b\x43hatRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12\'\n\x08messages\x18\x02 \x03(\x0b\x32\x15.baton.v1.ChatMessage\x12*\n\x08sampling\x18\x03 \x01(\x0b\x32\x18.baton.v1.SamplingParams\x12\x0e\n\x06report\x18\x04 \x01(\x08\x12\x12\n\nrequest_id\x18\x05 \x01(\t\"\xce\x01\n\x10GenerateResponse\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x0c\n\x04text\x18\x02 \x01(\t\x12\x15\n\ttoken_ids\x18\x03 \x03(\rB\x02\x10\x01\x12-\n\rfinish_reason\x18\x04 \x01(\x0e\x32\x16.baton.v1.FinishReason\x12\x1e\n\x05usage\x18\x05 \x01(\x0b\x32\x0f.baton.v1.Usage\x12$\n\x06report\x18\x06 \x01(\x0b\x32\x14.baton.v1.RoomReport\x12\x0c\n\x04seed\x18\x07 \x01(\x04\"9\n\x05Usage\x12\x15\n\rprompt_tokens\x18\x01 \x01(\r\x12\x19\n\x11\x63ompletion_tokens\x18\x02 \x01(\r\"\xe0\x02\n\nRoomReport\x12\x0c\n\x04room\x18\x01 \x01(\x04\x12\x18\n\x10prefill_instance\x18\x02 \x01(\t\x12\x17\n\x0f\x64\x65\x63ode_instance\x18\x03 \x01(\t\x12#\n\x06states\x18\x04 \x03(\x0b\x32\x13.baton.v1.StateSpan\x12*\n\x08transfer\x18\x05 \x01(\x0b\x32\x18.baton.v1.TransferReport\x12\x0f\n\x07ttft_ms\x18\x06 \x01(\x01\x12\x13\n\x0bmean_itl_ms\x18\x07 \x01(\x01\x12\x10\n\x08total_ms\x18\x08 \x01(\x01\x12\x1e\n\x05usage\x18\t \x01(\x0b\x32\x0f.baton.v1.Usage\x12\x30\n\x0f\x66\x61iled_attempts\x18\n \x03(\x0b\x32\x17.baton.v1.FailedAttempt\x12\x1b\n\x13prefilled_on_decode\x18\x0b \x01(\x08\x12\x19\n\x11recomputed_tokens\x18\x0c \x01(\r\"\xa6\x01\n\rFailedAttempt\x12\x0c\n\x04room\x18\x01 \x01(\x04\x12\x18\n\x10prefill_instance\x18\x02 \x01(\t\x12\x17\n\x0f\x64\x65\x63ode_instance\x18\x03 \x01(\t\x12\"\n\x07\x66\x61ilure\x18\x04 \x01(\x0b\x32\x11.baton.v1.Failure\x12\x13\n\x0btokens_sent\x18\x05 \x01(\r\x12\x1b\n\x13prefilled_on_decode\x18\x06 \x01(\x08\"V\n\tStateSpan\x12\"\n\x05state\x18\x01 \x01(\x0e\x32\x13.baton.v1.RoomState\x12\x10\n\x08start_ms\x18\x02 \x01(\x01\x12\x13\n\x0b\x64uration_ms\x18\x03 \x01(\x01\"\x92\x01\n\x0eTransferReport\x12\x11\n\ttransport\x18\x01 \x01(\t\x12\r\n\x05\x62ytes\x18\x02 \x01(\x04\x12\x0c\n\x04puts\x18\x03 \x01(\r\x12\x13\n\x0b\x64uration_ms\x18\x04 \x01(\x01\x12\x12\n\nexposed_ms\x18\x05 \x01(\x01\x12\x16\n\x0e\x64igest_checked\x18\x06 \x01(\x08\x12\x0f\n\x07\x62usy_ms\x18\x07 \x01(\x01\"\x13\n\x11ListModelsRequest\"5\n\x12ListModelsResponse\x12\x1f\n\x06models\x18\x01 \x03(\x0b\x32\x0f.baton.v1.Model\">\n\x05Model\x12\n\n\x02id\x18\x01 \x01(\t\x12\x15\n\rmax_model_len\x18\x02 \x01(\r\x12\x12\n\nvocab_size\x18\x03 \x01(\r2\xd6\x01\n\tInference\x12\x43\n\x08Generate\x12\x19.baton.v1.GenerateRequest\x1a\x1a.baton.v1.GenerateResponse0\x01\x12;\n\x04\x43hat\x12\x15.baton.v1.ChatRequest\x1a\x1a.baton.v1.GenerateResponse0\x01\x12G\n\nListModels\x12\x1b.baton.v1.ListModelsRequest\x1a\x1c.baton.v1.ListModelsResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x18\x62\x61ton/v1/inference.proto\x12\x08\x62\x61ton.v1\x1a\x15\x62\x61ton/v1/common.proto\"\xf7\x04\n\x0eSamplingParams\x12\x18\n\x0btemperature\x18\x01 \x01(\x02H\x00\x88\x01\x01\x12\x12\n\x05top_p\x18\x02 \x01(\x02H\x01\x88\x01\x01\x12\x12\n\x05top_k\x18\x03 \x01(\x05H\x02\x88\x01\x01\x12\x12\n\x05min_p\x18\x04 \x01(\x02H\x03\x88\x01\x01\x12\x11\n\x04seed\x18\x05 \x01(\x04H\x04\x88\x01\x01\x12\x17\n\nmax_tokens\x18\x06 \x01(\x05H\x05\x88\x01\x01\x12\x17\n\nmin_tokens\x18\x07 \x01(\x05H\x06\x88\x01\x01\x12\x0c\n\x04stop\x18\x08 \x03(\t\x12\x16\n\x0estop_token_ids\x18\t \x03(\r\x12\x12\n\nignore_eos\x18\n \x01(\x08\x12\x1f\n\x12repetition_penalty\x18\x0b \x01(\x02H\x07\x88\x01\x01\x12\x1d\n\x10presence_penalty\x18\x0c \x01(\x02H\x08\x88\x01\x01\x12\x1e\n\x11\x66requency_penalty\x18\r \x01(\x02H\t\x88\x01\x01\x12;\n\nlogit_bias\x18\x0e \x03(\x0b\x32\'.baton.v1.SamplingParams.LogitBiasEntry\x12\x19\n\x0ctop_logprobs\x18\x0f \x01(\rH\n\x88\x01\x01\x1a\x30\n\x0eLogitBiasEntry\x12\x0b\n\x03key\x18\x01 \x01(\r\x12\r\n\x05value\x18\x02 \x01(\x02:\x02\x38\x01\x42\x0e\n\x0c_temperatureB\x08\n\x06_top_pB\x08\n\x06_top_kB\x08\n\x06_min_pB\x07\n\x05_seedB\r\n\x0b_max_tokensB\r\n\x0b_min_tokensB\x15\n\x13_repetition_penaltyB\x13\n\x11_presence_penaltyB\x14\n\x12_frequency_penaltyB\x0f\n\r_top_logprobs\"\x1b\n\x08TokenIds\x12\x0f\n\x03ids\x18\x01 \x03(\rB\x02\x10\x01\"\xb3\x01\n\x0fGenerateRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12\x0e\n\x04text\x18\x02 \x01(\tH\x00\x12\'\n\ttoken_ids\x18\x03 \x01(\x0b\x32\x12.baton.v1.TokenIdsH\x00\x12*\n\x08sampling\x18\x04 \x01(\x0b\x32\x18.baton.v1.SamplingParams\x12\x0e\n\x06report\x18\x05 \x01(\x08\x12\x12\n\nrequest_id\x18\x06 \x01(\tB\x08\n\x06prompt\",\n\x0b\x43hatMessage\x12\x0c\n\x04role\x18\x01 \x01(\t\x12\x0f\n\x07\x63ontent\x18\x02 \x01(\t\"\x95\x01\n\x0b\x43hatRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12\'\n\x08messages\x18\x02 \x03(\x0b\x32\x15.baton.v1.ChatMessage\x12*\n\x08sampling\x18\x03 \x01(\x0b\x32\x18.baton.v1.SamplingParams\x12\x0e\n\x06report\x18\x04 \x01(\x08\x12\x12\n\nrequest_id\x18\x05 \x01(\t\"\xf9\x01\n\x10GenerateResponse\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x0c\n\x04text\x18\x02 \x01(\t\x12\x15\n\ttoken_ids\x18\x03 \x03(\rB\x02\x10\x01\x12-\n\rfinish_reason\x18\x04 \x01(\x0e\x32\x16.baton.v1.FinishReason\x12\x1e\n\x05usage\x18\x05 \x01(\x0b\x32\x0f.baton.v1.Usage\x12$\n\x06report\x18\x06 \x01(\x0b\x32\x14.baton.v1.RoomReport\x12\x0c\n\x04seed\x18\x07 \x01(\x04\x12)\n\x08logprobs\x18\x08 \x03(\x0b\x32\x17.baton.v1.TokenLogprobs\"U\n\rTokenLogprobs\x12\x0f\n\x07logprob\x18\x01 \x01(\x02\x12\x19\n\rtop_token_ids\x18\x02 \x03(\rB\x02\x10\x01\x12\x18\n\x0ctop_logprobs\x18\x03 \x03(\x02\x42\x02\x10\x01\"9\n\x05Usage\x12\x15\n\rprompt_tokens\x18\x01 \x01(\r\x12\x19\n\x11\x63ompletion_tokens\x18\x02 \x01(\r\"\xe0\x02\n\nRoomReport\x12\x0c\n\x04room\x18\x01 \x01(\x04\x12\x18\n\x10prefill_instance\x18\x02 \x01(\t\x12\x17\n\x0f\x64\x65\x63ode_instance\x18\x03 \x01(\t\x12#\n\x06states\x18\x04 \x03(\x0b\x32\x13.baton.v1.StateSpan\x12*\n\x08transfer\x18\x05 \x01(\x0b\x32\x18.baton.v1.TransferReport\x12\x0f\n\x07ttft_ms\x18\x06 \x01(\x01\x12\x13\n\x0bmean_itl_ms\x18\x07 \x01(\x01\x12\x10\n\x08total_ms\x18\x08 \x01(\x01\x12\x1e\n\x05usage\x18\t \x01(\x0b\x32\x0f.baton.v1.Usage\x12\x30\n\x0f\x66\x61iled_attempts\x18\n \x03(\x0b\x32\x17.baton.v1.FailedAttempt\x12\x1b\n\x13prefilled_on_decode\x18\x0b \x01(\x08\x12\x19\n\x11recomputed_tokens\x18\x0c \x01(\r\"\xa6\x01\n\rFailedAttempt\x12\x0c\n\x04room\x18\x01 \x01(\x04\x12\x18\n\x10prefill_instance\x18\x02 \x01(\t\x12\x17\n\x0f\x64\x65\x63ode_instance\x18\x03 \x01(\t\x12\"\n\x07\x66\x61ilure\x18\x04 \x01(\x0b\x32\x11.baton.v1.Failure\x12\x13\n\x0btokens_sent\x18\x05 \x01(\r\x12\x1b\n\x13prefilled_on_decode\x18\x06 \x01(\x08\"V\n\tStateSpan\x12\"\n\x05state\x18\x01 \x01(\x0e\x32\x13.baton.v1.RoomState\x12\x10\n\x08start_ms\x18\x02 \x01(\x01\x12\x13\n\x0b\x64uration_ms\x18\x03 \x01(\x01\"\x92\x01\n\x0eTransferReport\x12\x11\n\ttransport\x18\x01 \x01(\t\x12\r\n\x05\x62ytes\x18\x02 \x01(\x04\x12\x0c\n\x04puts\x18\x03 \x01(\r\x12\x13\n\x0b\x64uration_ms\x18\x04 \x01(\x01\x12\x12\n\nexposed_ms\x18\x05 \x01(\x01\x12\x16\n\x0e\x64igest_checked\x18\x06 \x01(\x08\x12\x0f\n\x07\x62usy_ms\x18\x07 \x01(\x01\"\x13\n\x11ListModelsRequest\"5\n\x12ListModelsResponse\x12\x1f\n\x06models\x18\x01 \x03(\x0b\x32\x0f.baton.v1.Model\">\n\x05Model\x12\n\n\x02id\x18\x01 \x01(\t\x12\x15\n\rmax_model_len\x18\x02 \x01(\r\x12\x12\n\nvocab_size\x18\x03 \x01(\r2\xd6\x01\n\tInference\x12\x43\n\x08Generate\x12\x19.baton.v1.GenerateRequest\x1a\x1a.baton.v1.GenerateResponse0\x01\x12;\n\x04\x43hat\x12\x15.baton.v1.ChatRequest\x1a\x1a.baton.v1.GenerateResponse0\x01\x12G\n\nListModels\x12\x1b.baton.v1.ListModelsRequest\x1a\x1c.baton.v1.ListModelsResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'baton.v1.inference_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
+  _globals['_SAMPLINGPARAMS_LOGITBIASENTRY']._loaded_options = None
+  _globals['_SAMPLINGPARAMS_LOGITBIASENTRY']._serialized_options = b'8\001'
   _globals['_TOKENIDS'].fields_by_name['ids']._loaded_options = None
   _globals['_TOKENIDS'].fields_by_name['ids']._serialized_options = b'\020\001'
   _globals['_GENERATERESPONSE'].fields_by_name['token_ids']._loaded_options = None
   _globals['_GENERATERESPONSE'].fields_by_name['token_ids']._serialized_options = b'\020\001'
+  _globals['_TOKENLOGPROBS'].fields_by_name['top_token_ids']._loaded_options = None
+  _globals['_TOKENLOGPROBS'].fields_by_name['top_token_ids']._serialized_options = b'\020\001'
+  _globals['_TOKENLOGPROBS'].fields_by_name['top_logprobs']._loaded_options = None
+  _globals['_TOKENLOGPROBS'].fields_by_name['top_logprobs']._serialized_options = b'\020\001'
   _globals['_SAMPLINGPARAMS']._serialized_start=62
-  _globals['_SAMPLINGPARAMS']._serialized_end=376
-  _globals['_TOKENIDS']._serialized_start=378
-  _globals['_TOKENIDS']._serialized_end=405
-  _globals['_GENERATEREQUEST']._serialized_start=408
-  _globals['_GENERATEREQUEST']._serialized_end=587
-  _globals['_CHATMESSAGE']._serialized_start=589
-  _globals['_CHATMESSAGE']._serialized_end=633
-  _globals['_CHATREQUEST']._serialized_start=636
-  _globals['_CHATREQUEST']._serialized_end=785
-  _globals['_GENERATERESPONSE']._serialized_start=788
-  _globals['_GENERATERESPONSE']._serialized_end=994
-  _globals['_USAGE']._serialized_start=996
-  _globals['_USAGE']._serialized_end=1053
-  _globals['_ROOMREPORT']._serialized_start=1056
-  _globals['_ROOMREPORT']._serialized_end=1408
-  _globals['_FAILEDATTEMPT']._serialized_start=1411
-  _globals['_FAILEDATTEMPT']._serialized_end=1577
-  _globals['_STATESPAN']._serialized_start=1579
-  _globals['_STATESPAN']._serialized_end=1665
-  _globals['_TRANSFERREPORT']._serialized_start=1668
-  _globals['_TRANSFERREPORT']._serialized_end=1814
-  _globals['_LISTMODELSREQUEST']._serialized_start=1816
-  _globals['_LISTMODELSREQUEST']._serialized_end=1835
-  _globals['_LISTMODELSRESPONSE']._serialized_start=1837
-  _globals['_LISTMODELSRESPONSE']._serialized_end=1890
-  _globals['_MODEL']._serialized_start=1892
-  _globals['_MODEL']._serialized_end=1954
-  _globals['_INFERENCE']._serialized_start=1957
-  _globals['_INFERENCE']._serialized_end=2171
+  _globals['_SAMPLINGPARAMS']._serialized_end=693
+  _globals['_SAMPLINGPARAMS_LOGITBIASENTRY']._serialized_start=477
+  _globals['_SAMPLINGPARAMS_LOGITBIASENTRY']._serialized_end=525
+  _globals['_TOKENIDS']._serialized_start=695
+  _globals['_TOKENIDS']._serialized_end=722
+  _globals['_GENERATEREQUEST']._serialized_start=725
+  _globals['_GENERATEREQUEST']._serialized_end=904
+  _globals['_CHATMESSAGE']._serialized_start=906
+  _globals['_CHATMESSAGE']._serialized_end=950
+  _globals['_CHATREQUEST']._serialized_start=953
+  _globals['_CHATREQUEST']._serialized_end=1102
+  _globals['_GENERATERESPONSE']._serialized_start=1105
+  _globals['_GENERATERESPONSE']._serialized_end=1354
+  _globals['_TOKENLOGPROBS']._serialized_start=1356
+  _globals['_TOKENLOGPROBS']._serialized_end=1441
+  _globals['_USAGE']._serialized_start=1443
+  _globals['_USAGE']._serialized_end=1500
+  _globals['_ROOMREPORT']._serialized_start=1503
+  _globals['_ROOMREPORT']._serialized_end=1855
+  _globals['_FAILEDATTEMPT']._serialized_start=1858
+  _globals['_FAILEDATTEMPT']._serialized_end=2024
+  _globals['_STATESPAN']._serialized_start=2026
+  _globals['_STATESPAN']._serialized_end=2112
+  _globals['_TRANSFERREPORT']._serialized_start=2115
+  _globals['_TRANSFERREPORT']._serialized_end=2261
+  _globals['_LISTMODELSREQUEST']._serialized_start=2263
+  _globals['_LISTMODELSREQUEST']._serialized_end=2282
+  _globals['_LISTMODELSRESPONSE']._serialized_start=2284
+  _globals['_LISTMODELSRESPONSE']._serialized_end=2337
+  _globals['_MODEL']._serialized_start=2339
+  _globals['_MODEL']._serialized_end=2401
+  _globals['_INFERENCE']._serialized_start=2404
+  _globals['_INFERENCE']._serialized_end=2618
 # @@protoc_insertion_point(module_scope)

@@ -49,6 +49,7 @@ class WorkerInfo(_message.Message):
     LOAD_FIELD_NUMBER: _builtins.int
     DRAINING_FIELD_NUMBER: _builtins.int
     VERSION_FIELD_NUMBER: _builtins.int
+    SAMPLING_LEVEL_FIELD_NUMBER: _builtins.int
     instance_id: _builtins.str
     role: _common_pb2.Role.ValueType
     model: _builtins.str
@@ -59,6 +60,10 @@ class WorkerInfo(_message.Message):
     """host:port of the bootstrap endpoint (prefill only)."""
     draining: _builtins.bool
     version: _builtins.str
+    sampling_level: _builtins.int
+    """Which fields of `Sampling` it heeds: 0, those up to stop_token_ids; 1, those up to answered_tokens as well. A gateway sends it no request
+    that needs others.
+    """
     @_builtins.property
     def fingerprint(self) -> _common_pb2.KVFingerprint: ...
     @_builtins.property
@@ -76,10 +81,11 @@ class WorkerInfo(_message.Message):
         load: Global___WorkerLoad | None = ...,
         draining: _builtins.bool = ...,
         version: _builtins.str = ...,
+        sampling_level: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["fingerprint", b"fingerprint", "load", b"load"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["bootstrap_address", b"bootstrap_address", "draining", b"draining", "fingerprint", b"fingerprint", "instance_id", b"instance_id", "load", b"load", "max_model_len", b"max_model_len", "model", b"model", "role", b"role", "version", b"version", "vocab_size", b"vocab_size"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["bootstrap_address", b"bootstrap_address", "draining", b"draining", "fingerprint", b"fingerprint", "instance_id", b"instance_id", "load", b"load", "max_model_len", b"max_model_len", "model", b"model", "role", b"role", "sampling_level", b"sampling_level", "version", b"version", "vocab_size", b"vocab_size"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -394,6 +400,13 @@ class Sampling(_message.Message):
     MAX_TOKENS_FIELD_NUMBER: _builtins.int
     MIN_TOKENS_FIELD_NUMBER: _builtins.int
     STOP_TOKEN_IDS_FIELD_NUMBER: _builtins.int
+    REPETITION_PENALTY_FIELD_NUMBER: _builtins.int
+    PRESENCE_PENALTY_FIELD_NUMBER: _builtins.int
+    FREQUENCY_PENALTY_FIELD_NUMBER: _builtins.int
+    BIAS_TOKEN_IDS_FIELD_NUMBER: _builtins.int
+    BIAS_VALUES_FIELD_NUMBER: _builtins.int
+    TOP_LOGPROBS_FIELD_NUMBER: _builtins.int
+    ANSWERED_TOKENS_FIELD_NUMBER: _builtins.int
     temperature: _builtins.float
     top_p: _builtins.float
     top_k: _builtins.int
@@ -401,10 +414,24 @@ class Sampling(_message.Message):
     seed: _builtins.int
     max_tokens: _builtins.int
     min_tokens: _builtins.int
+    repetition_penalty: _builtins.float
+    """0 is 1: off."""
+    presence_penalty: _builtins.float
+    frequency_penalty: _builtins.float
+    top_logprobs: _builtins.int
+    """Absent: no log probabilities are reported."""
+    answered_tokens: _builtins.int
+    """Of the prompt, so many last tokens are the answer that an earlier room began: penalties count them as answer."""
     @_builtins.property
     def stop_token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """Includes the end-of-sequence tokens unless the client ignores them."""
 
+    @_builtins.property
+    def bias_token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """bias_values[i] is added to the logit of bias_token_ids[i]."""
+
+    @_builtins.property
+    def bias_values(self) -> _containers.RepeatedScalarFieldContainer[_builtins.float]: ...
     def __init__(
         self,
         *,
@@ -416,12 +443,21 @@ class Sampling(_message.Message):
         max_tokens: _builtins.int = ...,
         min_tokens: _builtins.int = ...,
         stop_token_ids: _abc.Iterable[_builtins.int] | None = ...,
+        repetition_penalty: _builtins.float = ...,
+        presence_penalty: _builtins.float = ...,
+        frequency_penalty: _builtins.float = ...,
+        bias_token_ids: _abc.Iterable[_builtins.int] | None = ...,
+        bias_values: _abc.Iterable[_builtins.float] | None = ...,
+        top_logprobs: _builtins.int | None = ...,
+        answered_tokens: _builtins.int = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_top_logprobs", b"_top_logprobs", "top_logprobs", b"top_logprobs"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["max_tokens", b"max_tokens", "min_p", b"min_p", "min_tokens", b"min_tokens", "seed", b"seed", "stop_token_ids", b"stop_token_ids", "temperature", b"temperature", "top_k", b"top_k", "top_p", b"top_p"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_top_logprobs", b"_top_logprobs", "answered_tokens", b"answered_tokens", "bias_token_ids", b"bias_token_ids", "bias_values", b"bias_values", "frequency_penalty", b"frequency_penalty", "max_tokens", b"max_tokens", "min_p", b"min_p", "min_tokens", b"min_tokens", "presence_penalty", b"presence_penalty", "repetition_penalty", b"repetition_penalty", "seed", b"seed", "stop_token_ids", b"stop_token_ids", "temperature", b"temperature", "top_k", b"top_k", "top_logprobs", b"top_logprobs", "top_p", b"top_p"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__top_logprobs: _TypeAlias = _typing.Literal["top_logprobs"]  # noqa: Y015
+    _WhichOneofArgType__top_logprobs: _TypeAlias = _typing.Literal["_top_logprobs", b"_top_logprobs"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__top_logprobs) -> _WhichOneofReturnType__top_logprobs | None: ...
 
 Global___Sampling: _TypeAlias = Sampling  # noqa: Y015
 
@@ -474,6 +510,7 @@ class Report(_message.Message):
     LOAD_FIELD_NUMBER: _builtins.int
     DRAINING_FIELD_NUMBER: _builtins.int
     PEERS_FIELD_NUMBER: _builtins.int
+    LOGPROBS_FIELD_NUMBER: _builtins.int
     draining: _builtins.bool
     @_builtins.property
     def events(self) -> _containers.RepeatedCompositeFieldContainer[Global___RoomEvent]: ...
@@ -495,6 +532,10 @@ class Report(_message.Message):
     def peers(self) -> Global___PeerStates:
         """Decode: sent with the first report and when it changed."""
 
+    @_builtins.property
+    def logprobs(self) -> _containers.RepeatedCompositeFieldContainer[Global___RoomLogprobs]:
+        """For tokens of this report whose rooms asked for log probabilities."""
+
     def __init__(
         self,
         *,
@@ -505,14 +546,43 @@ class Report(_message.Message):
         load: Global___WorkerLoad | None = ...,
         draining: _builtins.bool = ...,
         peers: Global___PeerStates | None = ...,
+        logprobs: _abc.Iterable[Global___RoomLogprobs] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["load", b"load", "peers", b"peers"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["draining", b"draining", "events", b"events", "indexes", b"indexes", "load", b"load", "peers", b"peers", "rooms", b"rooms", "tokens", b"tokens"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["draining", b"draining", "events", b"events", "indexes", b"indexes", "load", b"load", "logprobs", b"logprobs", "peers", b"peers", "rooms", b"rooms", "tokens", b"tokens"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Report: _TypeAlias = Report  # noqa: Y015
+
+@_typing.final
+class RoomLogprobs(_message.Message):
+    """Of the answer's token number `index`."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ROOM_FIELD_NUMBER: _builtins.int
+    INDEX_FIELD_NUMBER: _builtins.int
+    LOGPROBS_FIELD_NUMBER: _builtins.int
+    room: _builtins.int
+    index: _builtins.int
+    @_builtins.property
+    def logprobs(self) -> _inference_pb2.TokenLogprobs: ...
+    def __init__(
+        self,
+        *,
+        room: _builtins.int = ...,
+        index: _builtins.int = ...,
+        logprobs: _inference_pb2.TokenLogprobs | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["logprobs", b"logprobs"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["index", b"index", "logprobs", b"logprobs", "room", b"room"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RoomLogprobs: _TypeAlias = RoomLogprobs  # noqa: Y015
 
 @_typing.final
 class PeerStates(_message.Message):
