@@ -2,8 +2,9 @@
 
     python benchmarks/gpu/engine.py --model PATH_OF_A_FOLDER_WITH_config.json [--json FILE]
 
-A decode step's floor is reading the weights and the KV pages once at the bandwidth of a copy; a prefill's is its operations at the rate of a
-large matrix product. Both are measured first. Every time is of the whole engine: scheduling, launches, sampling, tokens read by the host.
+A decode step's floor is reading the weights and the KV pages once at the bandwidth of a copy, measured first; a prefill's is its operations at
+the rate of large matrix products that take as long and run in turns with it: under load a GPU's clock falls, for both alike. The rate of a few
+products on a cool GPU is printed beside. Every time is of the whole engine: scheduling, launches, sampling, tokens read by the host.
 """
 
 from __future__ import annotations
@@ -13,12 +14,14 @@ import json
 import random
 import sys
 import time
+from collections.abc import Callable
 from contextlib import contextmanager
 from itertools import pairwise
 from pathlib import Path
+from statistics import median
 
 import torch
-from floor import Floor, measure_floor
+from floor import Floor, MatrixProduct, measure_floor
 
 import baton.engine.device.steps as steps
 from baton.engine import Engine, EngineConfig, ModelConfig, Request, Role, SamplingParams, prepare
@@ -123,12 +126,13 @@ def graph_step(engine: Engine, batch: int) -> float:
     return start.elapsed_time(end) / 1e4
 
 
-def prefill(engine: Engine, vocab_size: int, length: int, rounds: int = 5) -> float:
-    """Seconds from the request to its only token, the median."""
+def prefill(engine: Engine, vocab_size: int, length: int, rounds: int = 5, between: Callable[[], object] = lambda: None) -> float:
+    """Seconds from the request to its only token, the median. between: called before each."""
     draw = random.Random(0)
     spans = []
     for room in range(rounds + 1):
         tokens = prompt(draw, vocab_size, length)
+        between()
         torch.cuda.synchronize()
         begin = time.perf_counter()
         engine.add(Request(1000 + room, tokens, SamplingParams(max_tokens=1)))
@@ -197,12 +201,13 @@ def measure(engine: Engine, config: ModelConfig, floor: Floor, batches: list[int
         took_ms = 1e3 * prefill(engine, config.vocab_size, length)
         found.append({"name": f"prefill of {length}, ms", "measured": took_ms, "unit": "ms", "met": True})
         print(f"prefill of {length} tokens: {took_ms:.2f} ms", flush=True)
-    took = prefill(engine, config.vocab_size, PROMPT)
-    rate = model_flops(config, PROMPT) / took
+    product, flops = MatrixProduct("cuda:0"), model_flops(config, PROMPT)
+    rates: list[float] = []
+    took = prefill(engine, config.vocab_size, PROMPT, between=lambda: rates.append(product.flops_over(flops)))
+    rate, bound = flops / took, median(rates)
     found.append({"name": "prefill, ms", "measured": took * 1e3, "unit": "ms", "met": True})
-    print(f"prefill of {PROMPT} tokens: {took * 1e3:.1f} ms, {rate / 1e12:.0f} of {floor.matrix_flops / 1e12:.0f} TFLOP/s", flush=True)
-    report("prefill, part of the matrix rate", rate / 1e12, floor.matrix_flops / 1e12, PREFILL_TARGET, "TFLOP/s",
-           rate >= PREFILL_TARGET * floor.matrix_flops, found)  # fmt: skip
+    print(f"prefill of {PROMPT} tokens: {took * 1e3:.1f} ms; a few products alone {floor.matrix_flops / 1e12:.0f} TFLOP/s", flush=True)
+    report("prefill, part of the matrix rate", rate / 1e12, bound / 1e12, PREFILL_TARGET, "TFLOP/s", rate >= PREFILL_TARGET * bound, found)
 
 
 def main() -> int:

@@ -24,16 +24,37 @@ def measure_floor(device: str = "cuda:0") -> Floor:
     source = torch.empty(2 << 30, dtype=torch.uint8, device=device).random_()
     target = torch.empty_like(source)
     copy_s = median_s(lambda: target.copy_(source), 10)
-    side = 8192
-    left, right = (torch.randn(side, side, dtype=torch.bfloat16, device=device) for _ in range(2))
-    product_s = median_s(lambda: left @ right, 10)
-    return Floor(2 * source.nbytes / copy_s, 2 * side**3 / product_s)
+    product = MatrixProduct(device)
+    return Floor(2 * source.nbytes / copy_s, product.flops / median_s(product.launch, 10))
 
 
-def median_s(launch: Callable[[], object], num_rounds: int, flush: torch.Tensor | None = None) -> float:
-    """Seconds of device time of one call, the median of `num_rounds` after two warm ones."""
+class MatrixProduct:
+    """A large bf16 product of random numbers; `flops` operations a launch."""
+
+    SIDE = 8192
+
+    def __init__(self, device: str) -> None:
+        self._left, self._right = (torch.randn(self.SIDE, self.SIDE, dtype=torch.bfloat16, device=device) for _ in range(2))
+        self.flops = 2 * self.SIDE**3
+
+    def launch(self) -> None:
+        torch.matmul(self._left, self._right)
+
+    def flops_over(self, flops: float) -> float:
+        """Operations a second of as many launches as `flops` operations need, without a pause."""
+        count = max(1, round(flops / self.flops))
+
+        def launch_all() -> None:
+            for _ in range(count):
+                self.launch()
+
+        return count * self.flops / median_s(launch_all, 1, num_warm=0)
+
+
+def median_s(launch: Callable[[], object], num_rounds: int, flush: torch.Tensor | None = None, num_warm: int = 2) -> float:
+    """Seconds of device time of one call, the median of `num_rounds` after `num_warm`."""
     spans = []
-    for turn in range(num_rounds + 2):
+    for turn in range(num_rounds + num_warm):
         if flush is not None:
             flush.zero_()
         start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
@@ -41,6 +62,6 @@ def median_s(launch: Callable[[], object], num_rounds: int, flush: torch.Tensor 
         launch()
         end.record()
         end.synchronize()
-        if turn >= 2:
+        if turn >= num_warm:
             spans.append(start.elapsed_time(end) / 1e3)
     return sorted(spans)[len(spans) // 2]

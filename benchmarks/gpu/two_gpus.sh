@@ -2,7 +2,7 @@
 # Everything that two GPUs of one host have to say, correctness first: each figure beside its floor, its peer and its target.
 #   benchmarks/gpu/two_gpus.sh OUT [PART...]
 # Parts: kernels-correct engine-correct transfer transfer-back handoff landing unequal-ranks tensor-parallel injections decide. All of them without any named.
-# Needs what all.sh needs. The last two take about five minutes each, the others less than ten together. Exits with the number of parts that failed or missed a target.
+# Needs what all.sh needs. The last two take about two minutes each, the others less than eight together. Exits with the number of parts that failed or missed a target.
 set -uo pipefail
 out=$(mkdir -p "$1" && cd "$1" && pwd)
 shift
@@ -16,12 +16,12 @@ part transfer 120 python3 -m baton.kvtransfer.bench.gpu --sender-device 0 --rece
 part transfer-back 60 python3 -m baton.kvtransfer.bench.gpu --sender-device 1 --receiver-device 0 --repeats 3 --nixl-threads
 part handoff 120 python3 benchmarks/gpu/handoff.py --model $model --device cuda:0 --decode-device cuda:1 --digest all --json "$out/handoff.json"
 part landing 90 python3 benchmarks/gpu/landing.py --model $model --digest all --json "$out/landing.json"
-part unequal-ranks 120 env BATON_DECODE_TEST_DEVICE=cuda:0 "${pytest[@]}" -o asyncio_mode=auto services/decode/tests/test_decode_tensor_parallel.py \
+part unequal-ranks 120 env DECODE_TEST_DEVICE=cuda:0 "${pytest[@]}" -o asyncio_mode=auto services/decode/tests/test_decode_tensor_parallel.py \
     -k "the_split_equals_one_server and (2-1-shm or 2-2-shm)"
 part tensor-parallel 120 python3 benchmarks/gpu/tensor_parallel.py --model $model --json "$out/tensor-parallel.json"
 served=$(python3 benchmarks/gpu/geometry.py $model "$(mktemp -d)")
-part injections 300 python3 benchmarks/injections.py --model "$served" --devices cuda:0,cuda:1 --rates 0.5,1,2 --chunk 512 --streams 16 --answers 2 \
-    --answer-tokens 1024 --chat-words 256 --document-words 16384 --repeats 2 --worker-flag=--load-format=dummy --worker-flag=--dtype=bfloat16 \
+part injections 300 python3 benchmarks/injections.py --model "$served" --devices cuda:0,cuda:1 --rates 1,2 --chunk 512 --streams 16 --answers 1 \
+    --answer-tokens 1024 --chat-words 256 --document-words 8192 --repeats 2 --worker-flag=--load-format=dummy --worker-flag=--dtype=bfloat16 \
     --out "$out/injections"
 part decide 400 python3 -m baton.cli.main decide --quick --model "$served" --devices cuda:0,cuda:1 --worker-flag=--load-format=dummy \
     --worker-flag=--dtype=bfloat16 --prompt-words 300 --document-words 8192 --document-share 0.1 --answer-tokens 200 --cell-s 8 --budget-s 120 \

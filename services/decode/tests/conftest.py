@@ -26,7 +26,7 @@ NUM_PAGES = 192
 PAGE_SIZE = 16
 START_TIMEOUT_S = 60.0
 #: Where all servers are, a GPU say (the first of its ranks'); else as they are without a flag.
-DEVICE = os.environ.get("BATON_DECODE_TEST_DEVICE", "")
+DEVICE = os.environ.get("DECODE_TEST_DEVICE", "")
 REPOSITORY = Path(__file__).parents[3]
 
 
