@@ -86,3 +86,19 @@ def test_a_cell_that_differs_is_told_and_alternatives_are_kept(tmp_path: Path) -
     assert "seen ('answered'" in differences(read(path), [second])[0]
     write(merged(read(path), [second]), path)
     assert not differences(read(path), [first, second])
+
+
+def test_what_does_not_differ_between_alternatives_is_said_once(tmp_path: Path) -> None:
+    told = "UNAVAILABLE decode_lost (decode, WAITING)"
+    first = Outcome("cut gateway-decode", "WAITING", told, "gateway: decode_lost (decode); decode: decode_lost (decode)", "at once", 0.5, 1.0)
+    second = Outcome("cut gateway-decode", "WAITING", told, "gateway: decode_lost (decode); decode: gateway_lost (gateway)", "at once", 0.5, 1.0)
+    path = tmp_path / "table.md"
+    write(merged({}, [first, second]), path)
+    assert read(path)[first.key].client == told
+    assert not differences(read(path), [first, second])
+    assert differences(read(path), [Outcome(*first.key, told, first.counted, "while the fault lasts")])
+
+
+def test_no_client_of_a_gateway_that_lives_is_told_that_it_is_lost() -> None:
+    for (fault, state), outcome in read().items():
+        assert fault == "kill gateway" or "gateway_lost" not in outcome.client, f"{fault} in {state}: {outcome.client}"

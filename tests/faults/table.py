@@ -37,7 +37,7 @@ decode's first token is answered by that pair instead ([tests/test_retry.py](../
 * **pages back**: when no page and no room was held any more on any server that lives.
 * **told**, **back**: seconds from the fault, in this run. A run under load takes longer. gRPC notices a peer that answers nothing after 5 s where
   something was under way, and after 15 s where all was quiet, so that some stops of 10 s are noticed and some are not.
-* Where several outcomes were seen, they are joined by *or*: whose notice comes first is chance.
+* Where several outcomes were seen, they are joined by *or*, said once where they do not differ: whose notice comes first is chance.
 """
 
 COLUMNS = ("fault", "client sees", "counted", "pages back", "quarantine seen", "told", "back")
@@ -76,7 +76,7 @@ def merged(committed: dict[tuple[str, str], Outcome], seen: list[Outcome]) -> di
         facts = [] if known is None else _alternatives(known)
         if outcome.facts not in facts:
             facts.append(outcome.facts)
-        client, counted, pages = (OR.join(fact) for fact in zip(*facts, strict=True))
+        client, counted, pages = (_joined(fact) for fact in zip(*facts, strict=True))
         quarantined = outcome.quarantined or (known is not None and known.quarantined)
         cells[outcome.key] = Outcome(outcome.fault, outcome.state, client, counted, pages, outcome.told_s, outcome.back_s, quarantined)
     return cells
@@ -90,8 +90,15 @@ def write(cells: dict[tuple[str, str], Outcome], path: Path = DOCUMENT) -> None:
     path.write_text("\n".join(parts), encoding="utf-8")
 
 
+def _joined(facts: tuple[str, ...]) -> str:
+    """What is the same in all of them is said once."""
+    return facts[0] if len(set(facts)) == 1 else OR.join(facts)
+
+
 def _alternatives(outcome: Outcome) -> list[tuple[str, str, str]]:
-    return list(zip(*(fact.split(OR) for fact in outcome.facts), strict=True))
+    columns = [fact.split(OR) for fact in outcome.facts]
+    num = max(map(len, columns))
+    return list(zip(*(column * num if len(column) == 1 else column for column in columns), strict=True))
 
 
 def _row(outcome: Outcome) -> str:

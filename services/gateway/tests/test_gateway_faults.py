@@ -79,6 +79,19 @@ async def test_a_killed_worker_ends_the_room_at_once_and_the_other_leg(split: St
     await split.settled()
 
 
+@pytest.mark.parametrize(("cut", "witness"), [("decode", "prefill"), ("prefill", "decode")])
+async def test_a_gateway_that_lives_is_not_lost_to_its_own_client(split: Stack, cut: str, witness: str) -> None:
+    """A server that is cut off from the gateway ends its half, and the other one passes its word on: it is that server that is lost."""
+    call, room = await open_at(split, State.WAITING)
+    split.of(witness).fail(room, UNAVAILABLE, "gateway_lost", "the session of gateway g ended", origin=common_pb2.ORIGIN_GATEWAY)
+    code, failure = await failure_of(call)
+    origin = common_pb2.ORIGIN_PREFILL if cut == "prefill" else common_pb2.ORIGIN_DECODE
+    assert (code, failure.cause, failure.origin, failure.stage) == (UNAVAILABLE, f"{cut}_lost", origin, State.WAITING)
+    assert all(words in failure.message for words in (f"{cut}-0", f"{witness}-0", "the session of gateway g ended"))
+    assert not split.of(witness).aborts
+    await split.settled()
+
+
 async def test_prefill_lost_after_the_hand_over_harms_nobody(split: Stack) -> None:
     """Decode has the KV cache and the client the first token; that prefill never said `transferred` does not matter any more."""
     call, room = await open_at(split, State.TRANSFERRING)

@@ -213,6 +213,21 @@ async def test_a_transfer_that_failed_speaks_against_the_pair_alone(stack_of: St
     assert not any(worker.breaker._num_failures for worker in stack.gateway.fleet.workers)
 
 
+async def test_a_server_that_is_cut_off_from_the_gateway_speaks_against_itself(stack_of: StackOf) -> None:
+    """Though it is the other server that says so: that one may be in the next pair."""
+    stack = await two_by_two(stack_of)
+    stack.script(silence, silence)
+    call = stack.call()
+    await call.read()
+    prefill, decode = await serving(stack, "prefill"), await serving(stack, "decode")
+    stack.script(by_the_book, by_the_book)
+    prefill.fail(prefill.starts[0].room, UNAVAILABLE, "gateway_lost", origin=common_pb2.ORIGIN_GATEWAY)
+    report = (await rest(call))[-1].report
+    assert report.decode_instance != decode.instance_id
+    assert report.failed_attempts[0].failure.cause == "decode_lost"
+    assert len(decode.starts) == 1
+
+
 async def test_a_server_that_keeps_failing_is_left_alone_and_found_again(stack_of: StackOf) -> None:
     stack = await two_by_two(stack_of)
     bad = stack.of("decode", 0)

@@ -8,7 +8,7 @@ import grpc
 import pytest
 
 from baton.gateway.room import Event, Room
-from baton.gateway.room_failures import FailureScribe
+from baton.gateway.room_failures import FailureScribe, cut_off
 from baton.gateway.worker import Leg
 from baton.wire.status import code_number
 from baton.wire.v1 import common_pb2
@@ -47,3 +47,19 @@ def test_a_workers_failure_is_told_in_the_requests_times(scribe: FailureScribe) 
     assert failure.elapsed_ms >= 100
     limit = scribe.of_worker(common_pb2.Failure(cause="bootstrap_timeout", elapsed_ms=303, allowed_ms=300), Leg.PREFILL)
     assert (limit.origin, limit.elapsed_ms, limit.allowed_ms) == (common_pb2.ORIGIN_PREFILL, 303, 300)
+
+
+PAIR = (Leg.PREFILL, Leg.DECODE)
+
+
+@pytest.mark.parametrize(
+    ("told_by", "legs", "cut"),
+    [(Leg.PREFILL, PAIR, Leg.DECODE), (Leg.DECODE, PAIR, Leg.PREFILL), (Leg.PLAIN, (Leg.PLAIN,), Leg.PLAIN)],
+)
+def test_who_hears_that_it_is_lost_itself_has_lost_the_other_server(told_by: Leg, legs: tuple[Leg, ...], cut: Leg) -> None:
+    assert cut_off(common_pb2.Failure(origin=common_pb2.ORIGIN_GATEWAY, cause="gateway_lost"), told_by, legs) is cut
+
+
+@pytest.mark.parametrize(("origin", "cause"), [(common_pb2.ORIGIN_GATEWAY, "deadline"), (common_pb2.ORIGIN_DECODE, "decode_lost")])
+def test_what_else_a_server_says_cuts_nobody_off(origin: common_pb2.Origin.ValueType, cause: str) -> None:
+    assert cut_off(common_pb2.Failure(origin=origin, cause=cause), Leg.PREFILL, PAIR) is None

@@ -18,7 +18,7 @@ from baton.gateway.report import Passage
 from baton.gateway.retry import is_chargeable, is_retryable
 from baton.gateway.room import Event, Room, State, Verdict
 from baton.gateway.room_clock import RoomClock, Timeouts
-from baton.gateway.room_failures import FailureScribe
+from baton.gateway.room_failures import FailureScribe, cut_off
 from baton.gateway.tokens import TokenConflictError, TokenMerge, TokenStream
 from baton.gateway.worker import ORIGINS, Leg, Worker
 from baton.wire.status import code_number, origin_name, stage_name, status_code
@@ -146,9 +146,7 @@ class LiveRoom:
     def on_event(self, leg: Leg, event: worker_pb2.RoomEvent) -> None:
         kind = event.WhichOneof("event") or "nothing"
         if kind == "failed":
-            failure = self._scribe.of_worker(event.failed, leg)
-            self._charge(leg, failure)
-            self._leg_failed(leg, failure)
+            self._on_failed(leg, self._scribe.of_worker(event.failed, leg))
             return
         known = _EVENTS[leg].get(kind)
         if known is None:
@@ -162,8 +160,17 @@ class LiveRoom:
             self._leg_over(leg)
         self._check_complete()
 
+    def _on_failed(self, leg: Leg, failure: common_pb2.Failure) -> None:
+        cut = cut_off(failure, leg, (worker.leg for worker in self.servers))
+        if cut is None:
+            self._charge(leg, failure)
+            self._leg_failed(leg, failure, leg)
+            return
+        lost = self._worker_of(cut).cut_off_failure(self._worker_of(leg), failure.message)
+        self._leg_failed(leg, self._scribe.of_worker(lost, cut), cut)
+
     def on_lost(self, leg: Leg, failure: common_pb2.Failure) -> None:
-        self._leg_failed(leg, self._scribe.of_worker(failure, leg))
+        self._leg_failed(leg, self._scribe.of_worker(failure, leg), leg)
 
     def on_silent(self, leg: Leg, failure: common_pb2.Failure) -> None:
         whole = self._scribe.of_worker(failure, leg)
@@ -244,8 +251,11 @@ class LiveRoom:
         servers = " and ".join(worker.name for worker, _ in self._starts)
         return f"of {servers} it heard: {seen}"
 
-    def _leg_failed(self, leg: Leg, failure: common_pb2.Failure) -> None:
-        """Prefill's part is over once decode has the KV cache and the client the first token: what becomes of it then is no failure."""
+    def _leg_failed(self, leg: Leg, failure: common_pb2.Failure, told_by: Leg) -> None:
+        """`leg` is over there; told_by: whose word the failure is.
+
+        Prefill's part is over once decode has the KV cache and the client the first token: what becomes of it then is no failure.
+        """
         harmless = leg is Leg.PREFILL and self.machine.state is State.SUCCESS and self._merge.num_delivered > 0
         if harmless or self._answered:
             self._log.info("leg ended late", leg=leg.value, cause=failure.cause)
@@ -255,7 +265,7 @@ class LiveRoom:
             self._log.info("leg ended before it said that the answer is complete", leg=leg.value, cause=failure.cause)
             self._leg_over(leg)
             return
-        self._fail(failure, leg)
+        self._fail(failure, leg, told_by)
 
     def _only_unsaid(self) -> bool:
         """Whether every token of the answer is here and only the word of it is missing. If so, the room is complete from now on."""
@@ -299,12 +309,12 @@ class LiveRoom:
         self._log.warning("leg did not end", legs=[leg.value for leg in self._legs])
         self._end_legs(common_pb2.Failure(code=code_number(grpc.StatusCode.DEADLINE_EXCEEDED), cause="leg_not_ended", message=text))
 
-    def _fail(self, failure: common_pb2.Failure, culprit: Leg | None) -> None:
-        """The first failure ends the room: the client is told, the other leg is aborted."""
+    def _fail(self, failure: common_pb2.Failure, over: Leg | None, told_by: Leg | None = None) -> None:
+        """The first failure ends the room: the client is told, and every leg that is not `over` is aborted."""
         if self._answered or self.failure is not None:
             return
         failure = self._scribe.placed(failure)
-        self.failure, self._told_by = failure, culprit
+        self.failure, self._told_by = failure, told_by
         before = self.machine.state
         moved = self.machine.fail(failure, time.monotonic()) is Verdict.MOVED
         self.passage.ended_at = time.monotonic()
@@ -324,8 +334,8 @@ class LiveRoom:
         if moved:
             self._span.add_event(State.FAILED.name)
         self.stream.fail(failure)
-        if culprit is not None:
-            worker = self._legs.pop(culprit, None)
+        if over is not None:
+            worker = self._legs.pop(over, None)
             if worker is not None:
                 worker.release(self.room)
         self._end_legs(failure)

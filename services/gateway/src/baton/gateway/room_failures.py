@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Iterable
 
 import grpc
 
@@ -10,6 +11,17 @@ from baton.gateway.room import Room
 from baton.gateway.worker import ORIGINS, Leg
 from baton.wire.status import code_number
 from baton.wire.v1 import common_pb2
+
+
+def cut_off(failure: common_pb2.Failure, told_by: Leg, legs: Iterable[Leg]) -> Leg | None:
+    """Which server of a room has lost this gateway, if that is what `told_by` says of the room's end.
+
+    It says so over a session that lives, so the gateway is not lost: it is the other server whose session with it is cut, and who told this one.
+    Of a room on one server, its own.
+    """
+    if (failure.origin, failure.cause) != (common_pb2.ORIGIN_GATEWAY, "gateway_lost"):
+        return None
+    return next((leg for leg in legs if leg is not told_by), told_by)
 
 
 class FailureScribe:

@@ -290,6 +290,10 @@ class Worker:
     def _lost_failure(self) -> common_pb2.Failure:
         return self._failure("lost", f"{self.name} was lost: {self.problem}")
 
+    def cut_off_failure(self, witness: Worker, said: str) -> common_pb2.Failure:
+        """Of a room that it ended because it lost this gateway, which hears of it by way of the room's other server before it notices itself."""
+        return self._failure("lost", f"{self.name} has lost its session with this gateway, as {witness.label} heard from it: {said}")
+
     def _failure(self, what: str, message: str) -> common_pb2.Failure:
         return common_pb2.Failure(
             code=code_number(grpc.StatusCode.UNAVAILABLE), origin=ORIGINS[self.leg], cause=f"{self.leg.value}_{what}", message=message
