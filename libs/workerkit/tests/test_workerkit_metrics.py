@@ -106,8 +106,8 @@ def test_transfers_by_transport() -> None:
 def test_landings_without_a_shared_clock_are_left_out() -> None:
     metrics = made(Role.DECODE)
     transfers = TransferMetrics(metrics, Role.DECODE)
-    transfers.landed(KVReady(1, False, 0.0))
-    transfers.landed(KVReady(2, False, 0.003))
+    transfers.landed(KVReady(1, False, 0.0, 5))
+    transfers.landed(KVReady(2, False, 0.003, 5))
     assert scraped(metrics)["baton_landing_exposed_seconds_count"] == {"": 1}
 
 

@@ -57,7 +57,7 @@ def test_decode_grants_what_prefill_may_spend() -> None:
     room = entry(bootstrap=5.0, waiting_s=7.0)
     room.advance(Reserved(1, 2, 0), Role.DECODE, 1.0)
     assert room.due() == 12.0
-    room.advance(KVReady(1, True, 0.0), Role.DECODE, 3.0)
+    room.advance(KVReady(1, True, 0.0, 5), Role.DECODE, 3.0)
     assert room.due() is None
 
 
@@ -158,11 +158,11 @@ def test_events_that_end_a_leg() -> None:
     stats = TransferStats("sysv", 10, 2, 0.5, 0.25, True)
     assert ends(Transferred(1, stats))
     assert ends(Failed(1, Failure("UNKNOWN", "decode", "x", "y")))
-    assert not ends(KVReady(1, True, 0.0))
+    assert not ends(KVReady(1, True, 0.0, 5))
     wire = event_to_wire(Transferred(1, stats), 3.0)
     assert (wire.transferred.transfer.bytes, wire.transferred.transfer.duration_ms, wire.at_ms) == (10, 500.0, 3.0)
     assert event_to_wire(Bootstrapped(1), 0).WhichOneof("event") == "bootstrapped"
-    assert event_to_wire(KVReady(1, False, 0.0), 0).WhichOneof("event") == "kv_ready"
+    assert event_to_wire(KVReady(1, False, 0.0, 5), 0).kv_ready.first_token == 5
 
 
 def test_fingerprints_name_both_values() -> None:

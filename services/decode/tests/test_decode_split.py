@@ -50,6 +50,7 @@ async def test_what_moved_is_reported(pair, prompts) -> None:
     ready = rest.events["kv_ready"].kv_ready
     assert ready.digest_checked
     assert 0 < ready.exposed_ms < 5000
+    assert [ready.first_token] == list(first.tokens)
     reserved = rest.events["reserved"].reserved
     assert reserved.pages == num_pages
     await pair.until_free()

@@ -132,6 +132,8 @@ class KVReady:
     digest_checked: bool
     # From the sender's last layer to this report, seconds; 0 when the clocks cannot be compared.
     exposed_s: float
+    # The answer's token number 0, which prefill drew.
+    first_token: int
 
 
 @dataclass(frozen=True, slots=True)

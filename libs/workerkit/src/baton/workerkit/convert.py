@@ -83,6 +83,7 @@ def event_to_wire(event: EngineEvent, at_ms: float) -> worker_pb2.RoomEvent:
             wire.transferred.transfer.CopyFrom(transfer_to_wire(event.stats))
         case KVReady():
             wire.kv_ready.digest_checked, wire.kv_ready.exposed_ms = event.digest_checked, event.exposed_s * 1e3
+            wire.kv_ready.first_token = event.first_token
             wire.kv_ready.SetInParent()
         case Finished():
             wire.finished.reason, wire.finished.completion_tokens = _REASONS[event.reason], event.completion_tokens

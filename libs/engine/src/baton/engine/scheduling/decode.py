@@ -203,7 +203,7 @@ class DecodeScheduler:
         state.stage = Stage.RUNNING
         sequence.tokens.append(event.first_token)
         sequence.num_computed = sequence.num_prompt
-        self._events.append(KVReady(sequence.room, event.digest_checked, event.exposed_s))
+        self._events.append(KVReady(sequence.room, event.digest_checked, event.exposed_s, event.first_token))
         reason = sequence.finish_reason(self._limits.max_model_len)
         if reason is None:
             self._running.admit(sequence)

@@ -808,17 +808,21 @@ class KvReady(_message.Message):
 
     DIGEST_CHECKED_FIELD_NUMBER: _builtins.int
     EXPOSED_MS_FIELD_NUMBER: _builtins.int
+    FIRST_TOKEN_FIELD_NUMBER: _builtins.int
     digest_checked: _builtins.bool
     exposed_ms: _builtins.float
+    first_token: _builtins.int
+    """The answer's first token, which prefill drew: it came with the doorbell."""
     def __init__(
         self,
         *,
         digest_checked: _builtins.bool = ...,
         exposed_ms: _builtins.float = ...,
+        first_token: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["digest_checked", b"digest_checked", "exposed_ms", b"exposed_ms"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["digest_checked", b"digest_checked", "exposed_ms", b"exposed_ms", "first_token", b"first_token"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
