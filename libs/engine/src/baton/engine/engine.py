@@ -29,7 +29,7 @@ from baton.engine.scheduling.base import Scheduler
 from baton.engine.scheduling.decode import DecodeScheduler
 from baton.engine.scheduling.plain import PlainScheduler
 from baton.engine.scheduling.prefill import PrefillScheduler
-from baton.engine.scheduling.sequence import Limits, Sequence, StepPlan
+from baton.engine.scheduling.sequence import NO_LOGPROBS, Limits, Sequence, StepPlan
 from baton.engine.types import EngineEvent, EngineStats, Failure, Request, Role
 from baton.engine.warming import run_unasked
 
@@ -182,7 +182,7 @@ class Engine:
             launched = self._flights.popleft()
             left = launched.given_up.at is not None
             drawn = [None for piece in launched.plan.slices if piece.samples] if left else launched.flight.drawn()
-            self._scheduler.resolve(launched.plan, drawn)
+            self._scheduler.resolve(launched.plan, drawn, NO_LOGPROBS if left else launched.flight.logprobs())
             self._count(launched)
             timeout_s = 0.0
 

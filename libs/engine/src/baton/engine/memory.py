@@ -82,12 +82,14 @@ def cpu_need(model: ModelConfig, config: EngineConfig, role: Role, degree: int =
 
 
 def device_need(model: ModelConfig, config: EngineConfig, degree: int = 1) -> MemoryNeed:
-    """What one of `degree` devices takes, without captured graphs. The KV pool is divided too: every rank has its share of the KV heads."""
+    """What one of `degree` devices takes, without captured graphs. The KV pool is divided too: every rank has its share of the KV heads. A decode
+    step's logits are kept behind it."""
+    kept = config.max_running * model.vocab_size * ITEMSIZES[config.dtype]
     return MemoryNeed(
         weights=weight_bytes(model, ITEMSIZES[config.dtype], degree),
         kv_pool=plan_layout(model, config).pool_bytes // degree,
         tables=table_bytes(model),
-        workspace=workspace_bytes(model, ITEMSIZES[config.dtype], config.max_num_batched_tokens, _num_samples(config), degree),
+        workspace=workspace_bytes(model, ITEMSIZES[config.dtype], config.max_num_batched_tokens, _num_samples(config), degree) + kept,
     )
 
 

@@ -6,12 +6,17 @@ from collections import Counter
 from collections.abc import Callable
 from typing import Protocol
 
+import torch
+from torch import Tensor
+
 from baton.engine.batch import build_batch
 from baton.engine.given_up import GivenUp
+from baton.engine.logprobs import scores, told
 from baton.engine.models.llama import LlamaModel
 from baton.engine.pool import KVPool
 from baton.engine.sampler import Draw, sample
 from baton.engine.scheduling.sequence import Sequence, Slice, StepPlan
+from baton.engine.types import Logprobs
 
 #: layer_done(layer, ready): the layer's keys and values are in the pool once `ready` (a device event; None: now) has fired.
 LayerDone = Callable[[int, object | None], None]
@@ -26,6 +31,9 @@ class Flight(Protocol):
     def drawn(self) -> list[int | None]:
         """One token for each slice that samples, in order; None where the logits were not finite. Only after `wait` said True, and not of a step
         that was given up."""
+
+    def logprobs(self) -> dict[int, Logprobs]:
+        """Of those of `drawn` whose requests asked for them, by their place in it. Under the same conditions."""
 
 
 class Runner(Protocol):
@@ -49,14 +57,18 @@ class Runner(Protocol):
 class Done:
     """A step that ran inside its launch."""
 
-    def __init__(self, drawn: list[int | None]) -> None:
+    def __init__(self, drawn: list[int | None], logprobs: dict[int, Logprobs] | None = None) -> None:
         self._drawn = drawn
+        self._logprobs = logprobs or {}
 
     def wait(self, timeout_s: float) -> bool:
         return True
 
     def drawn(self) -> list[int | None]:
         return self._drawn
+
+    def logprobs(self) -> dict[int, Logprobs]:
+        return self._logprobs
 
 
 class CpuRunner:
@@ -77,12 +89,24 @@ class CpuRunner:
         if logits is None:
             return Done([])
         draws = [draw_of(piece) for piece in plan.slices if piece.samples]
-        return Done(sample(logits, draws) if draws else [])
+        return _drawn(logits, draws) if draws else Done([])
 
     def release(self, sequence: Sequence) -> None:
         """Nothing is kept for a sequence."""
 
 
+@torch.inference_mode()
+def _drawn(logits: Tensor, draws: list[Draw]) -> Done:
+    asked = [place for place, draw in enumerate(draws) if draw.params.top_logprobs is not None]
+    as_given = logits[asked] if asked else None
+    drawn = sample(logits, draws)
+    if as_given is None:
+        return Done(drawn)
+    rows = scores(as_given, torch.tensor([drawn[place] or 0 for place in asked])).tolist()
+    return Done(drawn, {place: told(row, draws[place].params.top_logprobs or 0) for place, row in zip(asked, rows, strict=True)})
+
+
 def draw_of(piece: Slice) -> Draw:
-    position = piece.start + piece.count
-    return Draw(piece.sequence.request.sampling, position, position - piece.sequence.num_prompt)
+    position, sampling = piece.start + piece.count, piece.sequence.request.sampling
+    history = piece.sequence.tokens[:position] if sampling.penalises else ()
+    return Draw(sampling, position, position - piece.sequence.num_prompt, history)

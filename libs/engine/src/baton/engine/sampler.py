@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from baton.engine.adjust import adjust
 from baton.engine.philox import draw_key
 from baton.engine.race import arrivals
 from baton.engine.types import SamplingParams
@@ -20,21 +21,32 @@ _BINS_PER_E = 64
 
 @dataclass(frozen=True, slots=True)
 class Draw:
-    """One row's token: `position` in the sequence (the prompt's first token is 0), number `index` of the answer."""
+    """One row's token: `position` in the sequence (the prompt's first token is 0), number `index` of the answer. history: the `position` tokens
+    before it; needed where `params` penalise."""
 
     params: SamplingParams
     position: int
     index: int
+    history: List[int] = ()
+
+    @property
+    def num_answered(self) -> int:
+        """How many of the last tokens of `history` are answer."""
+        return self.index + self.params.answered_tokens
 
 
 @torch.inference_mode()
 def sample(logits: Tensor, draws: List[Draw]) -> list[int | None]:
     """logits [rows, vocabulary] float32, may be overwritten -> a token a row; None where a row's logits are not finite.
 
+    First the request's penalties and bias (`adjust`), then the stop tokens that may not come yet are ruled out.
     Temperature 0 takes the largest logit (the lowest id among equals). Otherwise: temperature, top_k, top_p, min_p in that order,
     then a race of the tokens that are left, with times that `draw_key(seed, position)` decides. A filter keeps every token that is as
     probable as the last one it keeps, so that the order of equals does not matter.
     """
+    for row, draw in enumerate(draws):
+        if draw.params.adjusts:
+            adjust(logits[row], draw.params, torch.tensor(draw.history, dtype=torch.int64), draw.num_answered)
     _forbid_early_stop(logits, draws)
     best, tokens = logits.max(dim=-1)
     drawn: list[int | None] = list(tokens.tolist())

@@ -20,6 +20,9 @@ class FinishReason(enum.Enum):
 #: A captured step keeps so many places a sequence. The public limit for a client's own is 64, and no model ends answers in as many ways.
 MAX_STOP_TOKENS = 128
 
+#: Of the most probable tokens at one place, so many can be told.
+MAX_TOP_LOGPROBS = 20
+
 
 @dataclass(frozen=True, slots=True)
 class SamplingParams:
@@ -28,7 +31,9 @@ class SamplingParams:
     temperature: 0 is greedy. top_p: (0, 1]. top_k: 0 is off. min_p: [0, 1], 0 is off.
     seed: with the token's position it keys a counter-based generator, so that a retry, a recompute or another batch draws the same token.
     max_tokens: answer length, the first token included. stop_token_ids: at most MAX_STOP_TOKENS of the vocabulary, end-of-sequence tokens
-    included, unless the client ignores them.
+    included, unless the client ignores them. repetition_penalty: 1 is off; of prompt and answer. presence_penalty, frequency_penalty: 0 is off; of
+    the answer alone, to which the prompt's last `answered_tokens` count as well: an earlier room drew them. logit_bias: (token, what is added).
+    top_logprobs: how many of the most probable tokens are told with each token and its own log probability; None: neither is.
     """
 
     temperature: float = 0.0
@@ -39,6 +44,31 @@ class SamplingParams:
     max_tokens: int = 16
     min_tokens: int = 0
     stop_token_ids: frozenset[int] = frozenset()
+    repetition_penalty: float = 1.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    logit_bias: tuple[tuple[int, float], ...] = ()
+    top_logprobs: int | None = None
+    answered_tokens: int = 0
+
+    @property
+    def penalises(self) -> bool:
+        """Whether a draw depends on which tokens came before it in another way than through the model."""
+        return self.repetition_penalty != 1.0 or self.presence_penalty != 0.0 or self.frequency_penalty != 0.0
+
+    @property
+    def adjusts(self) -> bool:
+        """Whether logits are changed before they are drawn from."""
+        return self.penalises or bool(self.logit_bias)
+
+
+@dataclass(frozen=True, slots=True)
+class Logprobs:
+    """Of one place of an answer, by the model's own logits: the drawn token's log probability, and (token, log probability) of the most
+    probable ones, the most probable first."""
+
+    logprob: float
+    top: tuple[tuple[int, float], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,11 +168,12 @@ class KVReady:
 
 @dataclass(frozen=True, slots=True)
 class Token:
-    """Token number `index` of the answer (0 is the first)."""
+    """Token number `index` of the answer (0 is the first). logprobs: where the request asked for them."""
 
     room: int
     index: int
     token: int
+    logprobs: Logprobs | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,8 +10,10 @@ from itertools import pairwise
 import torch
 from torch import Tensor
 
+from baton.engine.adjust import adjust
 from baton.engine.device.chunk import Chunk, chunk_of
 from baton.engine.device.chunk_graphs import ChunkGraphs
+from baton.engine.device.extras import Part, asked_of, part
 from baton.engine.device.model import DeviceModel, Rows
 from baton.engine.device.products import Mode
 from baton.engine.device.seats import padded_stops, signed
@@ -20,6 +22,7 @@ from baton.engine.device.upload import upload
 from baton.engine.given_up import GivenUp
 from baton.engine.pool import KVPool
 from baton.engine.runner import draw_of
+from baton.engine.sampler import Draw
 from baton.engine.scheduling.sequence import Slice
 from baton.kernels import fresh_attention, prefill_attention, sample
 
@@ -38,9 +41,8 @@ class Prompts:
         self.launches: Counter[str] = Counter() if graphs is None else graphs.launches
 
     @torch.inference_mode()
-    def run(self, slices: List[Slice], layer_done: Callable[[int], None] | None, given_up: GivenUp | None = None) -> Tensor | None:
-        """[samples] int64 on the device, in the order of the slices that sample; -1 where logits were not finite; None when none does, and when the
-        pass was given up."""
+    def run(self, slices: List[Slice], layer_done: Callable[[int], None] | None, given_up: GivenUp | None = None) -> Part | None:
+        """What was drawn, in the order of the slices that sample; None when none does, and when the pass was given up."""
         chunk = chunk_of(slices, self._pool.layout.page_size)
         if self._graphs is not None and self._graphs.takes(chunk):
             logits = self._graphs.run(chunk, layer_done, given_up)
@@ -56,8 +58,18 @@ class Prompts:
         mode = Mode.INVARIANT if self._deterministic else Mode.MANY
         return self._model.forward(rows, self._pool, attention, mode, layer_done, given_up)
 
-    def _draw(self, logits: Tensor, slices: List[Slice]) -> Tensor:
+    def _draw(self, logits: Tensor, slices: List[Slice]) -> Part:
         draws = [draw_of(piece) for piece in slices]
+        asked = asked_of([draw.params for draw in draws])
+        as_given = logits[upload([row for row, _ in asked], torch.int64, logits.device)] if asked else None
+        if any(draw.params.adjusts for draw in draws):
+            logits = logits.float()
+        for row, draw in enumerate(draws):
+            if draw.params.adjusts:
+                adjust(logits[row], draw.params, upload(draw.history, torch.int64, logits.device), draw.num_answered)
+        return part(self._sample(logits, draws), asked, as_given)
+
+    def _sample(self, logits: Tensor, draws: List[Draw]) -> Tensor:
         forbidden = [padded_stops(draw.params.stop_token_ids if draw.index < draw.params.min_tokens else ()) for draw in draws]
 
         def column(values: list[float], dtype: torch.dtype) -> Tensor:

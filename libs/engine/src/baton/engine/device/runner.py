@@ -5,21 +5,26 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence as List
 from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 
 import torch
 from torch import Tensor
 
 from baton.engine.device.chunk_graphs import SIZES, ChunkGraphs, chunk_sizes
+from baton.engine.device.extras import Extra, Part, asked_of, part
 from baton.engine.device.model import DeviceModel
 from baton.engine.device.prompts import Prompts
-from baton.engine.device.seats import Seats
+from baton.engine.device.seats import TOKEN, Seats
 from baton.engine.device.steps import DecodeSteps
 from baton.engine.given_up import GivenUp
+from baton.engine.logprobs import told
 from baton.engine.pool import KVPool
 from baton.engine.runner import LayerDone
 from baton.engine.scheduling.sequence import Sequence, Slice, StepPlan
-from baton.engine.types import Role
+from baton.engine.types import Logprobs, Role
 
+#: Logits that are adjusted are copied as float32: so many rows of them at a time.
+ROWS_AT_ONCE = 16
 #: Between two looks at a step that has not run.
 LOOK_EVERY_S = 20e-6
 
@@ -31,12 +36,17 @@ def batch_sizes(max_running: int) -> list[int]:
 
 
 class DeviceFlight:
-    """tokens: on the host once `event` has fired (None: already); `order`: where each slice's token is."""
+    """tokens: on the host once `event` has fired (None: already); `order`: where each slice's token is. scored: (place among the tokens, how many of
+    the most probable) and all their scores, on the host as well."""
 
-    def __init__(self, tokens: Tensor | None, order: list[int], event: torch.cuda.Event | None) -> None:
+    def __init__(
+        self, tokens: Tensor | None, order: list[int], event: torch.cuda.Event | None, asked: list[tuple[int, int]], scores: Tensor | None
+    ) -> None:
         self._tokens = tokens
         self._order = order
         self._event = event
+        self._asked = asked
+        self._scores = scores
 
     def wait(self, timeout_s: float) -> bool:
         if self._event is None or self._event.query():  # type: ignore[no-untyped-call]
@@ -53,6 +63,12 @@ class DeviceFlight:
             return []
         values = self._tokens.tolist()
         return [None if values[place] < 0 else values[place] for place in self._order]
+
+    def logprobs(self) -> dict[int, Logprobs]:
+        if self._scores is None:
+            return {}
+        known = {place: told(row, num_top) for (place, num_top), row in zip(self._asked, self._scores.tolist(), strict=True)}
+        return {index: known[place] for index, place in enumerate(self._order) if place in known}
 
 
 class DeviceRunner:
@@ -122,36 +138,56 @@ class DeviceRunner:
     def _is_step(self, piece: Slice) -> bool:
         return self._seats is not None and piece.count == 1 and piece.samples
 
-    def _step(self, slices: List[Slice]) -> Tensor:
+    def _step(self, slices: List[Slice]) -> Part:
         assert self._seats is not None
         assert self._steps is not None
         newcomers = [(piece.sequence, piece.start) for piece in slices if piece.sequence not in self._seats]
         if newcomers:
             self._seats.take(newcomers)
         self._seats.follow_pages([piece.sequence for piece in slices])
-        return self._steps.run([self._seats.of(piece.sequence) for piece in slices])
+        seats = [self._seats.of(piece.sequence) for piece in slices]
+        adjusted = [(row, piece, extra) for row, piece in enumerate(slices) if (extra := self._seats.extra(piece.sequence)) is not None]
+        for row, piece, extra in adjusted:
+            extra.follow(piece, self._seats.wide[TOKEN, seats[row]])
+        tokens = self._steps.run(seats)
+        for first in range(0, len(adjusted), ROWS_AT_ONCE):
+            some = adjusted[first : first + ROWS_AT_ONCE]
+            self._steps.redraw([row for row, _, _ in some], partial(_adjust, some))
+        asked = asked_of([piece.sequence.request.sampling for piece in slices])
+        return part(tokens, asked, self._steps.logits([row for row, _ in asked]) if asked else None)
 
-    def _chunks(self, slices: List[Slice], layer_done: LayerDone | None, given_up: GivenUp | None) -> list[Tensor]:
-        tokens = self._prompts.run(slices, None if layer_done is None else lambda layer: layer_done(layer, self._mark()), given_up)
-        if tokens is None:
+    def _chunks(self, slices: List[Slice], layer_done: LayerDone | None, given_up: GivenUp | None) -> list[Part]:
+        drawn = self._prompts.run(slices, None if layer_done is None else lambda layer: layer_done(layer, self._mark()), given_up)
+        if drawn is None:
             return []
         if self._seats is not None:
             whole = [piece for piece in slices if piece.samples]
             self._seats.take([(piece.sequence, piece.start + piece.count) for piece in whole])
-            self._seats.set_tokens([piece.sequence for piece in whole], tokens)
-        return [tokens]
+            self._seats.set_tokens([piece.sequence for piece in whole], drawn.tokens)
+        return [drawn]
 
-    def _fetch(self, parts: list[Tensor], order: list[int]) -> DeviceFlight:
+    def _fetch(self, parts: list[Part], order: list[int]) -> DeviceFlight:
+        asked: list[tuple[int, int]] = []
+        before = 0
+        for each in parts:
+            asked += [(before + row, num_top) for row, num_top in each.asked]
+            before += len(each.tokens)
+        tokens = self._to_host([each.tokens for each in parts])
+        scores = self._to_host([each.scores for each in parts if each.scores is not None])
+        return DeviceFlight(tokens, order, self._mark(), asked, scores)
+
+    def _to_host(self, parts: list[Tensor]) -> Tensor | None:
+        """All of `parts`, one behind the other, on the host once what was launched so far has run; None: there are none."""
+        if not parts:
+            return None
         if self._stream is None:
-            return DeviceFlight(torch.cat(parts) if parts else None, order, None)
-        host = None
-        if parts:
-            host = torch.empty(sum(len(part) for part in parts), dtype=torch.int64, pin_memory=True)
-            row = 0
-            for part in parts:
-                host[row : row + len(part)].copy_(part, non_blocking=True)
-                row += len(part)
-        return DeviceFlight(host, order, self._mark())
+            return torch.cat(parts)
+        host = torch.empty(sum(len(each) for each in parts), *parts[0].shape[1:], dtype=parts[0].dtype, pin_memory=True)
+        row = 0
+        for each in parts:
+            host[row : row + len(each)].copy_(each, non_blocking=True)
+            row += len(each)
+        return host
 
     def _mark(self) -> torch.cuda.Event | None:
         """An event behind everything that was launched so far."""
@@ -163,3 +199,8 @@ class DeviceRunner:
 
     def _on_stream(self) -> AbstractContextManager[object]:
         return nullcontext() if self._stream is None else torch.cuda.stream(self._stream)
+
+
+def _adjust(pieces: List[tuple[int, Slice, Extra]], place: int, logits: Tensor) -> None:
+    _, piece, extra = pieces[place]
+    extra.adjust(logits, piece)

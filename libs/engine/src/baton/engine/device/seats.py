@@ -8,6 +8,7 @@ from collections.abc import Sequence as List
 import torch
 from torch import Tensor
 
+from baton.engine.device.extras import Extra
 from baton.engine.device.upload import upload
 from baton.engine.page_table import PageTable
 from baton.engine.scheduling.sequence import Sequence
@@ -37,6 +38,7 @@ class Seats:
         self._free = list(range(num_seats))[::-1]
         self._taken: dict[Sequence, int] = {}
         self._num_pages: dict[Sequence, int] = {}
+        self._extras: dict[Sequence, Extra] = {}
 
     def __contains__(self, sequence: Sequence) -> bool:
         return sequence in self._taken
@@ -47,11 +49,16 @@ class Seats:
     def of(self, sequence: Sequence) -> int:
         return self._taken[sequence]
 
+    def extra(self, sequence: Sequence) -> Extra | None:
+        """None where the logits are drawn from as they are."""
+        return self._extras.get(sequence)
+
     def release(self, sequence: Sequence) -> None:
         """Gives the seat back, if there is one. Steps that were launched with it keep to the old values: the next owner's come after them."""
         seat = self._taken.pop(sequence, None)
         if seat is not None:
             del self._num_pages[sequence]
+            self._extras.pop(sequence, None)
             self._free.append(seat)
 
     def take(self, newcomers: List[tuple[Sequence, int]]) -> None:
@@ -65,6 +72,8 @@ class Seats:
             self._num_pages[sequence] = 0
             seats.append(seat)
             sampling = sequence.request.sampling
+            if sampling.adjusts:
+                self._extras[sequence] = Extra(sequence, self._device)
             known = sequence.tokens[position] if position < len(sequence.tokens) else 0
             wide.append([known, position, signed(sampling.seed), sequence.num_prompt + sampling.min_tokens])
             small.append([sampling.top_k, *padded_stops(sampling.stop_token_ids)])

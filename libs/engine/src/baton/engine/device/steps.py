@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable
 from collections.abc import Sequence as List
 from contextlib import nullcontext
 
@@ -37,6 +38,8 @@ class DecodeSteps:
         device = model.device
         self._batch = torch.full((self._sizes[-1],), seats.num_seats, dtype=torch.int64, device=device)
         self._drawn = torch.zeros(self._sizes[-1], dtype=torch.int64, device=device)
+        # Kept for what is done behind the step: rows of which more is asked than a captured step does for all.
+        self._logits = torch.zeros(self._sizes[-1], model.config.vocab_size, dtype=model.dtype, device=device)
         self._starts = torch.arange(self._sizes[-1] + 1, dtype=torch.int32, device=device)
         self._seated: list[int] = []
         self._graphs: dict[int, torch.cuda.CUDAGraph] = {}
@@ -76,11 +79,34 @@ class DecodeSteps:
             graph.replay()
         return self._drawn[: len(seats)]
 
+    def logits(self, rows: List[int]) -> Tensor:
+        """[rows, vocabulary] in the model's dtype, a copy: what the last run drew from, as the model gave it."""
+        return self._logits[upload(rows, torch.int64, self._logits.device)]
+
+    @torch.inference_mode()
+    def redraw(self, rows: List[int], change: Callable[[int, Tensor], None]) -> None:
+        """Right behind `run`: its token of each of `rows` is drawn again, from logits [vocabulary] float32 that change(i, logits) has changed in
+        place, for i in range(len(rows)). The next step computes the new token."""
+        seats, index = self._seats, upload(rows, torch.int64, self._batch.device)
+        batch = self._batch[index]
+        logits = self._logits[index].float()
+        for place in range(len(rows)):
+            change(place, logits[place])
+        drawn = self._draw(logits, batch, seats.wide[POSITION, batch])
+        self._drawn.index_copy_(0, index, drawn)
+        seats.wide[TOKEN].index_copy_(0, batch, drawn.clamp(min=0))
+
+    def _draw(self, logits: Tensor, batch: Tensor, after: Tensor) -> Tensor:
+        """[n] int64. after [n]: the positions that the tokens are drawn for."""
+        wide, small, real = self._seats.wide[:, batch], self._seats.small[:, batch], self._seats.real[:, batch]
+        forbidden = torch.where(after < wide[FREE_FROM], small[1:], -1).t().contiguous()
+        return sample(logits, real[TEMPERATURE], small[TOP_K], real[TOP_P], real[MIN_P], wide[SEED], after, forbidden)
+
     def _compute(self, size: int) -> None:
         seats, page_size = self._seats, self._pool.layout.page_size
         batch = self._batch[:size]
         live = batch < seats.num_seats
-        wide, small, real = seats.wide[:, batch], seats.small[:, batch], seats.real[:, batch]
+        wide = seats.wide[:, batch]
         table = seats.table[batch]
         position = wide[POSITION]
         pages = table.gather(1, (position // page_size).unsqueeze(1)).squeeze(1)
@@ -90,9 +116,9 @@ class DecodeSteps:
         attention = PagedRows(table, lengths, self._starts[: size + 1] if self._deterministic else None)
         logits = self._model.forward(rows, self._pool, attention, self._mode(size))
         assert logits is not None
+        self._logits[:size].copy_(logits)
         after = position + 1
-        forbidden = torch.where(after < wide[FREE_FROM], small[1:], -1).t().contiguous()
-        drawn = sample(logits, real[TEMPERATURE], small[TOP_K], real[TOP_P], real[MIN_P], wide[SEED], after, forbidden)
+        drawn = self._draw(logits, batch, after)
         self._drawn[:size].copy_(drawn)
         # The padding seat is written by many rows, with whatever comes; its position stays where it may be looked up.
         seats.wide[TOKEN].index_copy_(0, batch, drawn.clamp(min=0))

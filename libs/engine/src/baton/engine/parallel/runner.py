@@ -12,6 +12,7 @@ from baton.engine.parallel.ranks import Ranks
 from baton.engine.runner import Flight, LayerDone, Runner
 from baton.engine.scheduling.sequence import Sequence as Tokens
 from baton.engine.scheduling.sequence import StepPlan
+from baton.engine.types import Logprobs
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,3 +100,6 @@ class ShardedFlight:
             if drawn != first:
                 raise self._ranks.fail(rank, RanksDisagreeError(rank, drawn, first))
         return first
+
+    def logprobs(self) -> dict[int, Logprobs]:
+        return self._flights[0].logprobs()

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from collections.abc import Sequence as List
 from typing import Protocol
 
-from baton.engine.scheduling.sequence import StepPlan
-from baton.engine.types import EngineEvent, EngineStats, Failure, Request
+from baton.engine.scheduling.sequence import NO_LOGPROBS, StepPlan
+from baton.engine.types import EngineEvent, EngineStats, Failure, Logprobs, Request
 
 
 class Scheduler(Protocol):
@@ -30,8 +31,9 @@ class Scheduler(Protocol):
     def advance(self, plan: StepPlan) -> None:
         """The plan is being launched: the next one is made as if it had run. Several may be under way."""
 
-    def resolve(self, plan: StepPlan, drawn: List[int | None]) -> None:
-        """The oldest launched plan has run: `drawn` has one token for each slice that samples (None: logits not finite)."""
+    def resolve(self, plan: StepPlan, drawn: List[int | None], logprobs: Mapping[int, Logprobs] = NO_LOGPROBS) -> None:
+        """The oldest launched plan has run: `drawn` has one token for each slice that samples (None: logits not finite), `logprobs` what is to be
+        told with some of them, by their place in it."""
 
     def take_events(self) -> list[EngineEvent]:
         """What happened since the last call, in order."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import enum
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from collections.abc import Sequence as List
 from dataclasses import dataclass
 
@@ -13,8 +13,8 @@ from baton.engine.ports import Freed, KVImporter, Landed, LandingFailed, Publish
 from baton.engine.scheduling.admission import AdmissionQueue
 from baton.engine.scheduling.failures import expired, lease_lost, no_such_token, refusal
 from baton.engine.scheduling.running import RunningSet
-from baton.engine.scheduling.sequence import Limits, Sequence, StepPlan
-from baton.engine.types import EngineEvent, EngineStats, Failed, Failure, Finished, KVReady, PrefillStarted, Request, Reserved, Role
+from baton.engine.scheduling.sequence import NO_LOGPROBS, Limits, Sequence, StepPlan
+from baton.engine.types import EngineEvent, EngineStats, Failed, Failure, Finished, KVReady, Logprobs, PrefillStarted, Request, Reserved, Role
 
 
 class Stage(enum.Enum):
@@ -109,8 +109,8 @@ class DecodeScheduler:
     def advance(self, plan: StepPlan) -> None:
         self._running.advance(plan.slices)
 
-    def resolve(self, plan: StepPlan, drawn: List[int | None]) -> None:
-        events = self._running.resolve(plan.slices, drawn)
+    def resolve(self, plan: StepPlan, drawn: List[int | None], logprobs: Mapping[int, Logprobs] = NO_LOGPROBS) -> None:
+        events = self._running.resolve(plan.slices, drawn, logprobs)
         for event in events:
             if isinstance(event, (Finished, Failed)):
                 del self._rooms[event.room]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from collections.abc import Sequence as List
 
 from baton.engine.allocator import PageAllocator
@@ -10,8 +10,8 @@ from baton.engine.errors import DuplicateRoomError
 from baton.engine.scheduling.admission import AdmissionQueue
 from baton.engine.scheduling.failures import expired, refusal
 from baton.engine.scheduling.running import RunningSet
-from baton.engine.scheduling.sequence import Limits, Sequence, StepPlan
-from baton.engine.types import EngineEvent, EngineStats, Failed, Failure, Finished, PrefillStarted, Request, Role
+from baton.engine.scheduling.sequence import NO_LOGPROBS, Limits, Sequence, StepPlan
+from baton.engine.types import EngineEvent, EngineStats, Failed, Failure, Finished, Logprobs, PrefillStarted, Request, Role
 
 
 class PlainScheduler:
@@ -64,8 +64,8 @@ class PlainScheduler:
     def advance(self, plan: StepPlan) -> None:
         self._running.advance(plan.slices)
 
-    def resolve(self, plan: StepPlan, drawn: List[int | None]) -> None:
-        events = self._running.resolve(plan.slices, drawn)
+    def resolve(self, plan: StepPlan, drawn: List[int | None], logprobs: Mapping[int, Logprobs] = NO_LOGPROBS) -> None:
+        events = self._running.resolve(plan.slices, drawn, logprobs)
         for event in events:
             if isinstance(event, (Finished, Failed)):
                 del self._rooms[event.room]

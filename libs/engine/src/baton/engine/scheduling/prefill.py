@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import enum
 from collections import Counter
+from collections.abc import Mapping
 from collections.abc import Sequence as List
 from dataclasses import dataclass
 
@@ -12,13 +13,14 @@ from baton.engine.errors import DuplicateRoomError
 from baton.engine.ports import ExportEvent, KVExporter, PublishedSlots, SendDone, SendFailed, SendStarted
 from baton.engine.scheduling.admission import AdmissionQueue
 from baton.engine.scheduling.failures import expired, not_finite, refusal
-from baton.engine.scheduling.sequence import Limits, Sequence, Slice, StepPlan
+from baton.engine.scheduling.sequence import NO_LOGPROBS, Limits, Sequence, Slice, StepPlan
 from baton.engine.types import (
     Bootstrapped,
     EngineEvent,
     EngineStats,
     Failed,
     Failure,
+    Logprobs,
     PrefillStarted,
     Request,
     Role,
@@ -46,7 +48,7 @@ class Stage(enum.Enum):
 @dataclass(slots=True)
 class Room:
     """handed_pages: leading pages of the prompt that need no (further) hand-over, those resident at decode included. published: decode's pages are
-    known. first_token: drawn before that."""
+    known. first_token: drawn before that. logprobs: the first token's, where they are asked for."""
 
     sequence: Sequence
     stage: Stage = Stage.BOOTSTRAPPING
@@ -54,6 +56,7 @@ class Room:
     sending: bool = False
     published: bool = False
     first_token: int | None = None
+    logprobs: Logprobs | None = None
 
 
 class PrefillScheduler:
@@ -159,13 +162,13 @@ class PrefillScheduler:
             if piece.samples:
                 self._computing.pop(piece.sequence.room)
 
-    def resolve(self, plan: StepPlan, drawn: List[int | None]) -> None:
-        tokens = iter(drawn)
+    def resolve(self, plan: StepPlan, drawn: List[int | None], logprobs: Mapping[int, Logprobs] = NO_LOGPROBS) -> None:
+        tokens = iter(enumerate(drawn))
         for piece in plan.slices:
             piece.sequence.land(piece.samples)
             if not piece.samples:
                 continue
-            token = next(tokens)
+            place, token = next(tokens)
             state = self._rooms.get(piece.sequence.room)
             if state is None or state.sequence is not piece.sequence or state.stage is not Stage.COMPUTING:
                 continue  # it ended while its last chunk ran
@@ -173,6 +176,7 @@ class PrefillScheduler:
                 self._close(state, not_finite(Role.PREFILL))
                 continue
             state.stage = Stage.SENDING
+            state.logprobs = logprobs.get(place)
             if state.published:
                 self._first_token(state, token)
             else:
@@ -227,7 +231,7 @@ class PrefillScheduler:
 
     def _first_token(self, state: Room, token: int) -> None:
         state.first_token = None
-        self._events.append(Token(state.sequence.room, 0, token))
+        self._events.append(Token(state.sequence.room, 0, token, state.logprobs))
         self._exporter.finish(state.sequence.room, token)
 
     def _hand_over(self, state: Room, num_computed: int) -> list[tuple[int, int, int]]:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from collections.abc import Sequence as List
 
 from baton.engine.allocator import PageAllocator
 from baton.engine.scheduling.failures import not_finite
-from baton.engine.scheduling.sequence import Limits, Sequence, Slice
-from baton.engine.types import EngineEvent, Failed, Finished, Role, Token
+from baton.engine.scheduling.sequence import NO_LOGPROBS, Limits, Sequence, Slice
+from baton.engine.types import EngineEvent, Failed, Finished, Logprobs, Role, Token
 
 
 class RunningSet:
@@ -125,20 +125,21 @@ class RunningSet:
         for piece in slices:
             piece.sequence.launch(piece.count, piece.samples)
 
-    def resolve(self, slices: List[Slice], drawn: List[int | None]) -> list[EngineEvent]:
-        """The oldest launched slices have run. `drawn`: one token for each that samples, in order; None where the logits were not finite."""
+    def resolve(self, slices: List[Slice], drawn: List[int | None], logprobs: Mapping[int, Logprobs] = NO_LOGPROBS) -> list[EngineEvent]:
+        """The oldest launched slices have run. `drawn`: one token for each that samples, in order; None where the logits were not finite.
+        logprobs: told with some of them, by their place in `drawn`."""
         self._num_launched -= 1
         events: list[EngineEvent] = []
-        tokens = iter(drawn)
+        tokens = iter(enumerate(drawn))
         over: set[int] = set()
         for piece in slices:
             sequence = piece.sequence
             sequence.land(piece.samples)
-            token = next(tokens) if piece.samples else None
+            place, token = next(tokens) if piece.samples else (-1, None)
             if sequence in self._leaving:
                 continue
             if piece.samples:
-                events += self._take(sequence, token)
+                events += self._take(sequence, token, logprobs.get(place))
                 if not isinstance(events[-1], Token):
                     over.add(sequence.room)
         if over:
@@ -151,11 +152,11 @@ class RunningSet:
         self._drop({room})
         self._let_go()
 
-    def _take(self, sequence: Sequence, token: int | None) -> list[EngineEvent]:
+    def _take(self, sequence: Sequence, token: int | None, logprobs: Logprobs | None) -> list[EngineEvent]:
         if token is None:
             return [Failed(sequence.room, not_finite(self._role))]
         sequence.tokens.append(token)
-        drawn = Token(sequence.room, sequence.num_answered - 1, token)
+        drawn = Token(sequence.room, sequence.num_answered - 1, token, logprobs)
         reason = sequence.finish_reason(self._limits.max_model_len)
         return [drawn] if reason is None else [drawn, Finished(sequence.room, reason, sequence.num_answered)]
 

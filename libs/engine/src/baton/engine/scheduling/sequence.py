@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from types import MappingProxyType
 
 from baton.engine.page_table import PageTable
-from baton.engine.types import FinishReason, Request
+from baton.engine.types import FinishReason, Logprobs, Request
+
+#: Of a step in which nobody asked for any.
+NO_LOGPROBS: Mapping[int, Logprobs] = MappingProxyType({})
 
 
 @dataclass(slots=True, eq=False)
