@@ -523,6 +523,7 @@ class TransferReport(_message.Message):
     EXPOSED_MS_FIELD_NUMBER: _builtins.int
     DIGEST_CHECKED_FIELD_NUMBER: _builtins.int
     BUSY_MS_FIELD_NUMBER: _builtins.int
+    PARTS_FIELD_NUMBER: _builtins.int
     transport: _builtins.str
     bytes: _builtins.int
     puts: _builtins.int
@@ -534,6 +535,10 @@ class TransferReport(_message.Message):
     """Digest of the landed bytes was compared and was equal."""
     busy_ms: _builtins.float
     """Of `duration_ms`, the time with a write under way: bytes over it is the speed of the path, however long the prefill took."""
+    @_builtins.property
+    def parts(self) -> _containers.RepeatedCompositeFieldContainer[Global___TransferPart]:
+        """When which layers were written, in order of their beginning: at most some dozens, of neighbouring layers where there are more. Empty: not known."""
+
     def __init__(
         self,
         *,
@@ -544,14 +549,52 @@ class TransferReport(_message.Message):
         exposed_ms: _builtins.float = ...,
         digest_checked: _builtins.bool = ...,
         busy_ms: _builtins.float = ...,
+        parts: _abc.Iterable[Global___TransferPart] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["busy_ms", b"busy_ms", "bytes", b"bytes", "digest_checked", b"digest_checked", "duration_ms", b"duration_ms", "exposed_ms", b"exposed_ms", "puts", b"puts", "transport", b"transport"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["busy_ms", b"busy_ms", "bytes", b"bytes", "digest_checked", b"digest_checked", "duration_ms", b"duration_ms", "exposed_ms", b"exposed_ms", "parts", b"parts", "puts", b"puts", "transport", b"transport"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___TransferReport: _TypeAlias = TransferReport  # noqa: Y015
+
+@_typing.final
+class TransferPart(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    QUEUE_FIELD_NUMBER: _builtins.int
+    FIRST_LAYER_FIELD_NUMBER: _builtins.int
+    NUM_LAYERS_FIELD_NUMBER: _builtins.int
+    START_MS_FIELD_NUMBER: _builtins.int
+    DURATION_MS_FIELD_NUMBER: _builtins.int
+    BYTES_FIELD_NUMBER: _builtins.int
+    queue: _builtins.int
+    """Transfer queue of the room's, from 0: one for each pair of ranks between which pages go."""
+    first_layer: _builtins.int
+    num_layers: _builtins.int
+    start_ms: _builtins.float
+    """Since the first put was posted."""
+    duration_ms: _builtins.float
+    """Until the transport needed the pages of these layers no more."""
+    bytes: _builtins.int
+    def __init__(
+        self,
+        *,
+        queue: _builtins.int = ...,
+        first_layer: _builtins.int = ...,
+        num_layers: _builtins.int = ...,
+        start_ms: _builtins.float = ...,
+        duration_ms: _builtins.float = ...,
+        bytes: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["bytes", b"bytes", "duration_ms", b"duration_ms", "first_layer", b"first_layer", "num_layers", b"num_layers", "queue", b"queue", "start_ms", b"start_ms"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___TransferPart: _TypeAlias = TransferPart  # noqa: Y015
 
 @_typing.final
 class ListModelsRequest(_message.Message):
