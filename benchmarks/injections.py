@@ -13,7 +13,7 @@ import asyncio
 import json
 import shlex
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, contextmanager
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
@@ -27,6 +27,8 @@ from rich.console import Console
 from baton.bench import Asking, Limits, open_target
 from baton.bench.arrivals import ClosedLoop, TraceArrivals
 from baton.bench.decide.machine import describe_machine
+from baton.bench.decide.record import roles_of
+from baton.bench.energy import EnergyMeter, metered
 from baton.bench.generator import Generator, counting
 from baton.bench.measures import split_by_prefill
 from baton.bench.request import Message, Request
@@ -36,6 +38,7 @@ from baton.bench.text import generator, plain_text
 from baton.cli.decide_pool import Pool, is_shared, parse_devices, topologies_of
 from baton.cli.demo import watched
 from baton.cli.fleet import FleetOptions
+from baton.cli.metering import metering
 from baton.cli.model.progress import ConsoleReporter
 from baton.cli.up import progress_line, resolve_model, supervised
 
@@ -94,20 +97,35 @@ def moved(sample: Sample, by_s: float) -> Sample:
     return Sample(**(asdict(sample) | values | {"token_s": tuple(at + by_s for at in sample.token_s)}))
 
 
-async def measure(target: Target, topology: str, load: Load, rate_rps: float, repeat: int, seed: int, on_done: Callable[[Sample], None]) -> Cell:
+@dataclass(frozen=True)
+class Metering:
+    """`roles`: "split" or "copies" -> GPU -> roles of its servers."""
+
+    meter: EnergyMeter | None
+    roles: Mapping[str, Mapping[str, tuple[str, ...]]]
+
+
+async def stream(target: Target, load: Load, rate_rps: float, seed: int, on_done: Callable[[Sample], None]) -> tuple[list[Sample], list[Sample]]:
+    """(samples of the streams, samples of the injected)."""
     over = asyncio.Event()
     injecting = asyncio.create_task(inject(target, load, rate_rps, seed, over))
-    streams = Generator(target, LIMITS, 0, is_warm_up=False, on_done=on_done)
-    measured = await streams.run(chats(load, seed), ClosedLoop(load.streams))
+    measured = await Generator(target, LIMITS, 0, is_warm_up=False, on_done=on_done).run(chats(load, seed), ClosedLoop(load.streams))
     over.set()
-    injected = await injecting
-    samples = measured.samples
+    return measured.samples, await injecting
+
+
+async def measure(
+    target: Target, topology: str, load: Load, rate_rps: float, repeat: int, seed: int, meters: Metering, on_done: Callable[[Sample], None]
+) -> Cell:
+    streaming = stream(target, load, rate_rps, seed, on_done)
+    (samples, injected), energy = await metered(meters.meter, meters.roles.get(topology, {}), streaming)
     found = split_by_prefill([*samples, *injected])
     own = split_by_prefill(injected)  # gaps of the injected requests' own answers are not those of the streams
     cell = Cell(topology, rate_rps, repeat, injected=len(injected), failed=sum(sample.error is not None for sample in [*samples, *injected]))
     cell.all_ms = [1000 * (later - earlier) for sample in samples for earlier, later in pairwise(sample.token_s)]
     cell.during_ms = [1000 * gap for gap in without(found.during_s, own.during_s)]
     cell.ttft_injected_ms = [1000 * (sample.first_s - sample.sent_s) for sample in injected if sample.first_s is not None]
+    cell.energy, cell.num_tokens = energy, sum(sample.num_tokens for sample in [*samples, *injected])
     cell.tokens_per_s = sum(sample.num_tokens for sample in samples) / max(sample.ended_s for sample in samples)
     return cell
 
@@ -120,37 +138,51 @@ def without(values: Sequence[float], taken: Sequence[float]) -> list[float]:
 
 
 async def run(
-    targets: dict[str, Target], load: Load, rates: Sequence[float], num_repeats: int, console: Console, keep: Callable[[list[Cell]], None]
+    targets: dict[str, Target],
+    load: Load,
+    rates: Sequence[float],
+    num_repeats: int,
+    meters: Metering,
+    console: Console,
+    keep: Callable[[list[Cell]], None],
 ) -> list[Cell]:
     cells: list[Cell] = []
     reporter = ConsoleReporter(console)
     with reporter.step("warm-up", 1):
         for name, target in targets.items():
-            await measure(target, name, load, rates[-1], -1, 1, lambda _: None)
+            await measure(target, name, load, rates[-1], -1, 1, meters, lambda _: None)
     for repeat in range(num_repeats):
         turns = [(name, rate) for rate in (0.0, *rates) for name in targets]
         for name, rate in turns if repeat % 2 == 0 else reversed(turns):
             with reporter.step(f"repeat {repeat + 1} of {num_repeats}: {name}, {rate:g} injections/s", load.streams * load.answers) as step:
                 # Seeds are of the repeat and the topology: equal lengths, and no prefix of an earlier cell.
                 seed = 1000 * (repeat + 1) + len(cells)
-                cells.append(await measure(targets[name], name, load, rate, repeat, seed, counting(step)))
+                cells.append(await measure(targets[name], name, load, rate, repeat, seed, meters, counting(step)))
             keep(cells)
     return cells
 
 
 @contextmanager
 def served(arguments: argparse.Namespace, console: Console):  # type: ignore[no-untyped-def]
-    """(supervisor, topology -> address, name of the model)."""
+    """(supervisor, topology -> address, name of the model, meter with roles, where the energy is from)."""
     model_path, model_name = resolve_model(arguments.model)
     devices = parse_devices(arguments.devices)
     flags = tuple(arguments.worker_flag)
     options = FleetOptions(model_path, model_name, http_port=0, grpc_port=0, bootstrap_port=0, worker_flags=flags)
     topologies = [topology for topology in topologies_of(len(devices), [(1, len(devices) - 1)]) if topology.kind != "one"]
-    with supervised(DRAIN_TIMEOUT_S, console, verbose=False) as supervisor:
+    with (
+        supervised(DRAIN_TIMEOUT_S, console, verbose=False) as supervisor,
+        metering(devices, ConsoleReporter(console)) as (meter, energy),
+    ):
         pool = Pool(options, devices, topologies, supervisor)
         with progress_line(console) as note:
             found = pool.start(["split"], (), note) | pool.start(["copies"], ("--mixed-prompt-tokens", str(arguments.chunk)), note)
-        yield supervisor, {"copies" if name == "copies" else "split": address for name, address in found.items()}, model_name
+        roles = {short(name): mine for name, mine in roles_of(topologies, pool.servers).items()}
+        yield supervisor, {short(name): address for name, address in found.items()}, model_name, Metering(meter, roles), energy
+
+
+def short(topology: str) -> str:
+    return "copies" if topology == "copies" else "split"
 
 
 async def drive(addresses: dict[str, str], model: str, *rest: object) -> list[Cell]:
@@ -199,12 +231,13 @@ def main() -> int:
     def keep(cells: list[Cell]) -> None:
         raw.write_text(json.dumps(head | {"cells": [rounded(asdict(cell)) for cell in cells]}) + "\n")
 
-    with served(arguments, console) as (supervisor, addresses, model):
-        cells = asyncio.run(watched(supervisor, drive(addresses, model, load, rates, arguments.repeats, console, keep)))
+    with served(arguments, console) as (supervisor, addresses, model, meters, energy):
+        head["energy"] = asdict(energy)
+        cells = asyncio.run(watched(supervisor, drive(addresses, model, load, rates, arguments.repeats, meters, console, keep)))
     rows = rows_of(cells)
     crossing = crossover_rps(rows)
     arguments.out.with_suffix(".svg").write_text(svg(rows, crossing))
-    text = markdown(head, rows, crossing, cells, arguments.out.name)
+    text = markdown(head, energy, rows, crossing, cells, arguments.out.name)
     arguments.out.with_suffix(".md").write_text(text)
     print(text)
     worst = max((row.ratio["split"] for row in rows if row.rate_rps and "split" in row.ratio), default=float("inf"))

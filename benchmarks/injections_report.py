@@ -7,12 +7,14 @@ from typing import Any
 
 from injections_rows import Cell, Row
 
+from baton.bench.energy import EnergySource, idle_words, token_words
+
 WIDTH, HEIGHT, LEFT, BOTTOM = 640, 320, 60, 40
 COLOURS = {"split": "#0b7285", "copies": "#c2255c"}
 BUSY_LOAD = 0.5
 
 
-def markdown(head: dict[str, Any], rows: Sequence[Row], crossing: float | None, cells: Sequence[Cell], name: str) -> str:
+def markdown(head: dict[str, Any], energy: EnergySource, rows: Sequence[Row], crossing: float | None, cells: Sequence[Cell], name: str) -> str:
     injected = [row for row in rows if row.rate_rps]
     worst = max(row.ratio.get("split", float("nan")) for row in injected)
     target = head["target_ratio"]
@@ -38,6 +40,8 @@ def markdown(head: dict[str, Any], rows: Sequence[Row], crossing: float | None, 
         table(injected),
         ("Ratios: p99 of the streams' gaps while an injected prompt was in prefill, over the p99 of the gaps of the same repeat's cell without "
         f"injections; median (least to most) of the repeats. Times in milliseconds. Without injections the p99 is {without}."),
+        f"Energy: {idle_words(energy)}.",
+        *energy_lines(rows, cells),
         f"![p99 of all gaps over the rate of injections]({name}.svg)",
     ]  # fmt: skip
     return "\n\n".join(lines) + "\n"
@@ -49,6 +53,15 @@ def table(rows: Sequence[Row]) -> str:
         "TTFT of the injected: split, copies | streams' tokens/s: split, copies |\n|---|---|---|---|---|---|---|"
     )
     return "\n".join([head, *map(line, rows)])
+
+
+def energy_lines(rows: Sequence[Row], cells: Sequence[Cell]) -> list[str]:
+    """Nothing where no counter was read at all: why has been said."""
+    used = [(row, topology, *row.energy[topology]) for row in rows for topology in COLOURS if topology in row.energy]
+    lines = [f"* {topology} at {row.rate_rps:g} injections/s: {token_words(found, num)}" for row, topology, found, num in used]
+    unread = [cell.energy.missing for cell in cells if cell.energy is not None and cell.energy.missing]
+    said = [f"The energy of {len(unread)} of {len(cells)} cells could not be read: {unread[0]}."] if unread else []
+    return [*said, *(["Per output token of the streams and the injected together:\n\n" + "\n".join(lines)] if lines else [])]
 
 
 def line(row: Row) -> str:

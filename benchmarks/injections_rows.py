@@ -9,12 +9,15 @@ from statistics import median
 
 import numpy as np
 
+from baton.bench.energy import Energy, total
+
 TOPOLOGIES = ("split", "copies")
 
 
 @dataclass
 class Cell:
-    """One topology at one rate of injections (requests/s, 0: none). Gaps in milliseconds: of the chat streams only."""
+    """One topology at one rate of injections (requests/s, 0: none). Gaps in milliseconds: of the chat streams only. `num_tokens`: output tokens of
+    the streams and of the injected requests, which `energy` was used for."""
 
     topology: str
     rate_rps: float
@@ -25,6 +28,8 @@ class Cell:
     ttft_injected_ms: list[float] = field(default_factory=list)
     tokens_per_s: float = 0.0
     failed: int = 0
+    energy: Energy | None = None
+    num_tokens: int = 0
 
 
 def p99(values: Sequence[float]) -> float:
@@ -33,7 +38,8 @@ def p99(values: Sequence[float]) -> float:
 
 @dataclass(frozen=True)
 class Row:
-    """Medians over repeats of one rate, topology by topology. `ratio`: p99 during injections over p99 of the cells without any, repeat by repeat."""
+    """Medians over repeats of one rate, topology by topology. `ratio`: p99 during injections over p99 of the cells without any, repeat by repeat.
+    `energy`: of all repeats together, with their output tokens; without the topologies whose counters were not read."""
 
     rate_rps: float
     during_p99_ms: dict[str, float]
@@ -43,6 +49,7 @@ class Row:
     ratio_high: dict[str, float]
     ttft_injected_ms: dict[str, float]
     tokens_per_s: dict[str, float]
+    energy: dict[str, tuple[Energy, int]]
 
 
 def rows_of(cells: Sequence[Cell]) -> list[Row]:
@@ -60,9 +67,17 @@ def rows_of(cells: Sequence[Cell]) -> list[Row]:
                 {name: max(found) for name, found in ratios.items() if found},
                 {name: median([ttft for cell in found for ttft in cell.ttft_injected_ms] or [float("nan")]) for name, found in at.items()},
                 {name: median(cell.tokens_per_s for cell in found) for name, found in at.items()},
+                {name: used for name, found in at.items() if (used := energy_of(found)) is not None},
             )
         )
     return rows
+
+
+def energy_of(cells: Sequence[Cell]) -> tuple[Energy, int] | None:
+    """Of the cells whose counters were read."""
+    read = [cell for cell in cells if cell.energy is not None and not cell.energy.missing]
+    energy, num_tokens = total([cell.energy for cell in read if cell.energy is not None]), sum(cell.num_tokens for cell in read)
+    return None if energy is None or not num_tokens else (energy, num_tokens)
 
 
 def control(cells: Sequence[Cell], of: Cell) -> Cell:

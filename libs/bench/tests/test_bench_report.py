@@ -14,7 +14,8 @@ from bench_planned import CPU, chat, poisson, run_of
 from hypothesis import given
 from hypothesis import strategies as st
 
-from baton.bench.decide.record import Capacity, Cell, DecideRecord, Equality, Machine, Targets, Topology, Verdict, save
+from baton.bench.decide.record import Capacity, Cell, DecideRecord, Equality, Machine, Targets, Topology, Verdict, load, save
+from baton.bench.energy import DeviceEnergy, Energy, EnergySource, IdlePower
 from baton.bench.errors import BenchFileError
 from baton.bench.generator import Measured
 from baton.bench.measures import Objectives
@@ -175,6 +176,27 @@ def test_a_decision_shows_its_verdict_goodput_and_ratios(decided: Path) -> None:
     text = markdown(report)
     assert "| 1P:1D | 50 % | 25 % |" in text
     assert "at least 1" in text
+
+
+def test_a_decision_shows_joules_by_role_in_all_three_forms(decided: Path) -> None:
+    found = load(decided)
+    split = Energy((DeviceEnergy("cuda:0", ("prefill",), 48.0, 10.0), DeviceEnergy("cuda:1", ("decode",), 96.0, 10.0)))
+    one = Energy((DeviceEnergy("cuda:0", ("plain",), 240.0, 10.0), DeviceEnergy("cuda:1", (), 24.0, 10.0)))
+    cells = tuple(dataclasses.replace(cell, energy=one if cell.topology == "one" else split) for cell in found.cells)
+    save(dataclasses.replace(found, cells=cells, energy=EnergySource(idle=(IdlePower("cuda:0", 75.0, 3.0),))), decided)
+    report = collect(decided)
+    sections = {section.title: section for section in report.sections}
+    chart = sections["Energy per output token over load"].chart
+    assert isinstance(chart, LineChart)
+    assert {series.name: series.points for series in chart.series} == {"one": ((0.5, 0.5), (1.0, 0.5)), "split-1-1": ((0.5, 0.3), (1.0, 0.3))}
+    page, text, body = html_page(report), markdown(report), json.dumps(dataclasses.asdict(report))
+    parsed(page)
+    for form in (page, text, body):
+        assert "prefill 0.1, decode 0.2" in form
+        assert "cuda:0 75 W" in form
+    save(dataclasses.replace(found, energy=EnergySource("no GPU among the devices")), decided)
+    bare = markdown(collect(decided))
+    assert [line for line in bare.splitlines() if "nergy" in line] == ["* energy: not available: no GPU among the devices"]
 
 
 def test_all_three_files_are_written_and_earlier_ones_replaced(runs: dict[str, Run], tmp_path: Path) -> None:

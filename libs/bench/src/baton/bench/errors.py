@@ -4,6 +4,7 @@ BenchError
 ├── SettingError        the caller's mistake: a value out of range, an unknown name
 ├── BenchFileError      a workload, trace or run file that is not of its kind
 ├── CalibrationError    measurements that are too few, or that the formulas of costs do not describe
+├── EnergyError         a GPU's energy counter that cannot be read; measuring goes on without it and says so
 └── RequestFailedError  the server broke one request; the generator turns it into a sample with a cause
 """
 
@@ -22,6 +23,10 @@ class BenchFileError(BenchError):
 
 class CalibrationError(BenchError):
     """Measurements that costs cannot be fitted to. The message says which kind, by how much, and what to measure instead."""
+
+
+class EnergyError(BenchError):
+    """What a GPU uses cannot be measured. The message names the library or the device, and the remedy where there is one."""
 
 
 class RequestFailedError(BenchError):

@@ -1,6 +1,7 @@
 """Summaries and comparisons as Markdown."""
 
 from baton.bench.compare_runs import RunComparison
+from baton.bench.energy import Energy, token_words
 from baton.bench.percentiles import Percentiles
 from baton.bench.summary import Summary
 
@@ -20,6 +21,8 @@ def summary_markdown(summary: Summary) -> str:
         + _rows(("while another's long prompt was in prefill", split.during_ms), ("otherwise", split.without_ms)),
         "Served": _served(summary),
     }
+    if summary.energy is not None and summary.energy.devices:
+        sections["Energy"] = _energy(summary.energy, summary.tokens.reported)
     if summary.server:
         sections["As the server reported"] = _rows(*summary.server.items())
     if summary.header.num_repeats > 1:
@@ -38,6 +41,11 @@ def _head(summary: Summary) -> str:
         f"{header.started_at}, {header.machine}",
     )
     return f"# {header.name}: {header.target}\n\n" + _list(*lines)
+
+
+def _energy(energy: Energy, num_tokens: int) -> str:
+    lines = [f"{one.device} ({one.role}): {one.joules:.4g} J, {one.joules / one.seconds:.4g} W" for one in energy.devices]
+    return _list(*([f"{token_words(energy, num_tokens)} per output token"] if num_tokens else []), *lines)
 
 
 def _spread(summary: Summary) -> str:

@@ -6,6 +6,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import IO, Any
 
+from baton.bench.energy import DeviceEnergy, Energy, total
 from baton.bench.errors import BenchFileError
 from baton.bench.generator import Measured
 from baton.bench.sample import Sample
@@ -32,11 +33,12 @@ class RunHeader:
 
 @dataclass(frozen=True)
 class Run:
-    """`samples` without those of the warm-up."""
+    """`samples` without those of the warm-up. `energy`: of all repeats together; None if none was asked for."""
 
     header: RunHeader
     samples: tuple[Sample, ...]
     loop_lag_s: tuple[float, ...]
+    energy: Energy | None = None
 
     @property
     def repeats(self) -> list[list[Sample]]:
@@ -54,8 +56,9 @@ class RunWriter:
         self._write({"record": "run", "version": VERSION} | asdict(header))
         self._file.flush()
 
-    def add(self, repeat: int, samples: Sequence[Sample], measured: Measured) -> None:
-        self._write({"record": "repeat", "repeat": repeat, "loop_lag_s": [round(lag, 6) for lag in measured.loop_lag_s]})
+    def add(self, repeat: int, samples: Sequence[Sample], measured: Measured, energy: Energy | None = None) -> None:
+        said = {} if energy is None else {"energy": asdict(energy)}
+        self._write({"record": "repeat", "repeat": repeat, "loop_lag_s": [round(lag, 6) for lag in measured.loop_lag_s]} | said)
         for sample in samples:
             self._write({"record": "sample"} | sample.to_json())
         self._file.flush()
@@ -72,6 +75,7 @@ def load_run(path: Path) -> Run:
     header: RunHeader | None = None
     samples: list[Sample] = []
     lags_s: list[float] = []
+    energies: list[Energy] = []
     with path.open() as file:
         for number, line in enumerate(file, start=1):
             record = _record(f"{path}:{number}", line)
@@ -80,13 +84,22 @@ def load_run(path: Path) -> Run:
                 header = _header(path, kind, record)
             elif kind == "repeat":
                 lags_s += record["loop_lag_s"]
+                energies += [_energy(f"{path}:{number}", record["energy"])] if "energy" in record else []
             elif kind == "sample":
                 samples.append(Sample.from_json(record))
             else:
                 raise BenchFileError(f"{path}:{number}: record is {kind!r}, but must be 'repeat' or 'sample'")
     if header is None:
         raise BenchFileError(f"{path} is empty")
-    return Run(header, tuple(sample for sample in samples if not sample.is_warm_up), tuple(lags_s))
+    return Run(header, tuple(sample for sample in samples if not sample.is_warm_up), tuple(lags_s), total(energies))
+
+
+def _energy(where: str, body: Any) -> Energy:
+    try:
+        devices = tuple(DeviceEnergy(**(one | {"roles": tuple(one["roles"])})) for one in body["devices"])
+        return Energy(devices, body["missing"])
+    except (TypeError, KeyError) as error:
+        raise BenchFileError(f"{where}: the energy has other fields than this version writes: {error}") from error
 
 
 def _record(where: str, line: str) -> dict[str, Any]:

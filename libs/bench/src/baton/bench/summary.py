@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from baton.bench.energy import Energy
 from baton.bench.lag import LagReport, judge_lag
 from baton.bench.measures import (
     Goodput,
@@ -63,6 +64,7 @@ class Summary:
     spread: dict[str, Spread]
     lag: LagReport
     flags: tuple[str, ...]
+    energy: Energy | None = None
 
 
 def summarise(run: Run, objectives: Objectives | None = None, count_tokens: CountTokens | None = None) -> Summary:
@@ -87,7 +89,8 @@ def summarise(run: Run, objectives: Objectives | None = None, count_tokens: Coun
         server=_server(answered),
         spread=_spread(run, objectives),
         lag=lag,
-        flags=(*lag.verdicts, *_error_flags(errors, len(samples)), *_token_flags(tokens), *_size_flags(latencies)),
+        flags=(*lag.verdicts, *_error_flags(errors, len(samples)), *_token_flags(tokens), *_size_flags(latencies), *_energy_flags(run.energy)),
+        energy=run.energy,
     )
 
 
@@ -152,6 +155,10 @@ def _token_flags(tokens: TokenCheck) -> list[str]:
         counts = f"{tokens.retokenised} in the texts, {tokens.reported} reported"
         flags.append(f"{tokens.num_differing} answers hold another number of tokens than reported ({counts})")
     return flags
+
+
+def _energy_flags(energy: Energy | None) -> list[str]:
+    return [f"energy: not available: {energy.missing}"] if energy is not None and energy.missing else []
 
 
 def _size_flags(latencies: Latencies) -> list[str]:

@@ -33,7 +33,8 @@ from baton.bench.decide import (
 from baton.bench.decide import load as load_record
 from baton.bench.decide.machine import describe_machine
 from baton.bench.decide.markdown import decide_markdown
-from baton.bench.decide.record import FILE_NAME, VERSION, Equality, IdlePoint, Machine, Topology
+from baton.bench.decide.record import FILE_NAME, VERSION, Equality, IdlePoint, Machine, Topology, roles_of
+from baton.bench.energy import EnergyMeter, EnergySource
 from baton.bench.errors import require
 from baton.cli import bench_options as flags
 from baton.cli.bench_commands import explained
@@ -41,6 +42,7 @@ from baton.cli.decide_pool import Device, Pool, is_shared, parse_devices, parse_
 from baton.cli.demo import watched
 from baton.cli.errors import UsageError
 from baton.cli.fleet import FleetOptions, Transport
+from baton.cli.metering import metering
 from baton.cli.model.progress import ConsoleReporter
 from baton.cli.services import Supervisor
 from baton.cli.up import ModelOption, TransportOption, VerboseOption, progress_line, resolve_model, supervised
@@ -176,8 +178,9 @@ def _run(wanted: Wanted, console: Console, verbose: bool) -> DecideRecord:
     """Starts everything, measures, judges, saves; ends every server whatever happens."""
     machine = describe_machine(with_gpus=any(device.is_gpu for device in wanted.devices))
     wanted.folder.mkdir(parents=True, exist_ok=True)
-    with supervised(DRAIN_TIMEOUT_S, console, verbose) as supervisor:
-        run = _Run(wanted, machine, supervisor, console)
+    metered = metering(wanted.devices, ConsoleReporter(console))
+    with supervised(DRAIN_TIMEOUT_S, console, verbose) as supervisor, metered as (meter, energy):
+        run = _Run(wanted, machine, supervisor, console, meter, energy)
         run.start()
         record = asyncio.run(watched(supervisor, run.measure()))
         verdict = judge(record)
@@ -189,8 +192,11 @@ def _run(wanted: Wanted, console: Console, verbose: bool) -> DecideRecord:
 
 
 class _Run:
-    def __init__(self, wanted: Wanted, machine: Machine, supervisor: Supervisor, console: Console) -> None:
+    def __init__(
+        self, wanted: Wanted, machine: Machine, supervisor: Supervisor, console: Console, meter: EnergyMeter | None, energy: EnergySource
+    ) -> None:
         self._wanted, self._machine, self._supervisor, self._console = wanted, machine, supervisor, console
+        self._meter, self._energy = meter, energy
         self._reporter = ConsoleReporter(console)
         self._pool = Pool(wanted.options, wanted.devices, wanted.topologies, supervisor)
         self._shape = Shape.of(build_workload(wanted.workload))
@@ -249,6 +255,8 @@ class _Run:
             folder=wanted.folder,
             session=uuid.uuid4().hex,
             started_at=record.created_at,
+            meter=self._meter,
+            roles=roles_of(wanted.topologies, self._pool.servers),
         )
         asking = Asking(wanted.options.model_name)
         async with AsyncExitStack() as stack:
@@ -289,4 +297,5 @@ class _Run:
             topologies=wanted.topologies,
             idle=tuple(idle),
             equality=equality,
+            energy=self._energy,
         )

@@ -2,12 +2,13 @@
 
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from baton.bench.arrivals import PoissonArrivals
 from baton.bench.decide.record import Cell, Phase, Targets
+from baton.bench.energy import EnergyMeter, metered
 from baton.bench.generator import Generator, Limits
 from baton.bench.measures import Objectives, duration_s, gaps_s, goodput, ttft_s
 from baton.bench.request import Message, Request
@@ -41,7 +42,7 @@ class CellPlan:
 
 @dataclass(frozen=True)
 class CellSetting:
-    """What all cells of a run share. `session` and `started_at`: of the run."""
+    """What all cells of a run share. `session` and `started_at`: of the run. `roles`: topology -> device -> roles, for `meter`."""
 
     model: str
     workload: WorkloadOptions
@@ -51,6 +52,8 @@ class CellSetting:
     folder: Path
     session: str
     started_at: str
+    meter: EnergyMeter | None = None
+    roles: Mapping[str, Mapping[str, tuple[str, ...]]] = field(default_factory=dict)
 
 
 async def measure_cell(plan: CellPlan, target: Target, setting: CellSetting, started_s: float, on_done: Callable[[Sample], None]) -> Cell:
@@ -74,10 +77,11 @@ async def measure_cell(plan: CellPlan, target: Target, setting: CellSetting, sta
         started_at=setting.started_at,
         machine=machine_text(),
     )
-    measured = await Generator(target, setting.limits, 0, is_warm_up=False, on_done=on_done).run(requests, arrivals)
+    sending = Generator(target, setting.limits, 0, is_warm_up=False, on_done=on_done).run(requests, arrivals)
+    measured, energy = await metered(setting.meter, setting.roles.get(plan.topology, {}), sending)
     writer = RunWriter(path, header)
     try:
-        writer.add(0, measured.samples, measured)
+        writer.add(0, measured.samples, measured, energy)
     finally:
         writer.close()
     return sum_up(plan, path, setting, started_s)
@@ -120,6 +124,7 @@ def sum_up(plan: CellPlan, path: Path, setting: CellSetting, started_s: float) -
         tokens_retokenised=found.tokens.retokenised,
         num_tokens_differing=found.tokens.num_differing,
         lag=found.lag.verdicts,
+        energy=run.energy,
     )
 
 

@@ -29,6 +29,7 @@ def diagnose(record: DecideRecord) -> Iterator[str]:
     yield from _failures(record)
     yield from _tokens(record)
     yield from _lag(record)
+    yield from _energy(record)
     if record.machine.load_average > BUSY_LOAD:
         load = f"load average {record.machine.load_average:.1f} before the first server was started"
         yield f"the machine was busy with other work ({load}): repeat when it is calm"
@@ -108,3 +109,10 @@ def _lag(record: DecideRecord) -> Iterator[str]:
     late = [cell for cell in record.cells if cell.lag]
     if late:
         yield f"the load generator was late in {len(late)} of {len(record.cells)} cells, first in cell {late[0].number}: {late[0].lag[0]}"
+
+
+def _energy(record: DecideRecord) -> Iterator[str]:
+    missing = [(cell, cell.energy.missing) for cell in record.cells if cell.energy is not None and cell.energy.missing]
+    if missing:
+        cell, why = missing[0]
+        yield f"the energy of {len(missing)} of {len(record.cells)} cells could not be read, first in cell {cell.number}: {why}"

@@ -2,7 +2,9 @@
 
 from collections.abc import Sequence
 
+from baton.bench.decide.energy_rows import HEAD, energy_rows
 from baton.bench.decide.record import Cell, DecideRecord, IdlePoint, Verdict
+from baton.bench.energy import idle_words
 from baton.bench.percentiles import Percentiles
 
 
@@ -12,6 +14,7 @@ def decide_markdown(record: DecideRecord, verdict: Verdict) -> str:
         "Ratio": _list(*verdict.sizing),
         "Diagnoses": _list(*verdict.diagnoses) if verdict.diagnoses else "None.",
         "Under load": _cells(record.cells),
+        "Energy": _energy(record),
         "Idle": _idle(record.idle),
         "How it was measured": _setting(record),
     }
@@ -64,6 +67,13 @@ def _idle(points: Sequence[IdlePoint]) -> str:
     return "\n".join([head, *rows])
 
 
+def _energy(record: DecideRecord) -> str:
+    """Empty where no counter was read: "How it was measured" says why."""
+    rows = [[f"{value:.3g}" if isinstance(value, float) else str(value) for value in row.values] for row in energy_rows(record)]
+    lines = [f"| {' | '.join(cells)} |" for cells in (HEAD, *rows)]
+    return "\n".join([lines[0], "|" + "---|" * len(HEAD), *lines[1:]]) if rows else ""
+
+
 def _maybe(value: float | None) -> str:
     return "–" if value is None else f"{value:.1f}"
 
@@ -84,6 +94,7 @@ def _setting(record: DecideRecord) -> str:
         f"workload {record.workload}",
         f"{record.equality.num_prompts} greedy answers of {record.equality.num_tokens} tokens: "
         + (f"different on {', '.join(record.equality.different)}" if record.equality.different else "equal on all topologies"),
+        *([] if record.energy is None else [f"energy: {idle_words(record.energy)}"]),
         *record.notes,
     ]
     return _list(*lines)

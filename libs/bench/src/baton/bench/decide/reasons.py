@@ -3,7 +3,9 @@
 from collections.abc import Iterator, Mapping, Sequence
 
 from baton.bench.decide.capacity import Draws, contest
+from baton.bench.decide.energy_rows import energy_row
 from baton.bench.decide.record import Capacity, Cell, Contest, DecideRecord, Topology
+from baton.bench.energy import token_words
 
 LIMIT_WORDS = {
     "ttft": "the first token comes too late",
@@ -50,6 +52,7 @@ def evidence(record: DecideRecord, capacities: Mapping[str, Capacity]) -> Iterat
             yield f"{topology.name}: not measured, so this verdict does not know it"
     yield from _tails(record)
     yield from _throughput(record)  # after the tokens that it rests on
+    yield from _energy(record)
 
 
 def _tails(record: DecideRecord) -> Iterator[str]:
@@ -77,6 +80,15 @@ def _throughput(record: DecideRecord) -> Iterator[str]:
     if len(most) > 1:
         yield "most output tokens a second in any cell, whether objectives were met or not: " + ", ".join(
             f"{name} {rate:.3g}" for name, rate in most.items()
+        )
+
+
+def _energy(record: DecideRecord) -> Iterator[str]:
+    """Each topology at the highest load that all have in common: what idles costs the same whatever is asked."""
+    rows = [row for name, cells in _side_by_side(record) if (row := energy_row(name, cells)) is not None]
+    if rows:
+        yield f"energy per output token at {rows[0].rate_rps:.3g} requests/s: " + "; ".join(
+            f"{row.topology} {token_words(row.energy, row.num_tokens)}" for row in rows
         )
 
 

@@ -3,11 +3,13 @@
 A *cell* is one topology under one offered load once. The verdict is a function of this record and of nothing else."""
 
 import json
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Literal
 
 from baton.bench.decide.codec import decode
+from baton.bench.energy import Energy, EnergySource
 from baton.bench.errors import BenchFileError
 from baton.bench.percentiles import Percentiles
 
@@ -108,7 +110,7 @@ class Cell:
 
     `failures`: words of the failed requests' own text ("ended by gateway in WAITING ...") -> how many. `num_late_first`, `num_slow_gaps`: answered
     requests that missed the one or the other objective. `lag`: why the generator is not to be trusted here; empty if it is.
-    `tokens_retokenised`: None without a tokenizer."""
+    `tokens_retokenised`: None without a tokenizer. `energy`: None where the whole run has none."""
 
     number: int
     topology: str
@@ -140,6 +142,7 @@ class Cell:
     tokens_retokenised: int | None
     num_tokens_differing: int
     lag: tuple[str, ...]
+    energy: Energy | None = None
 
     @property
     def good_share(self) -> float:
@@ -191,7 +194,8 @@ class Verdict:
 
 @dataclass(frozen=True)
 class DecideRecord:
-    """`workload`: as it describes itself for the first cell. `chunk_tokens`: most prompt tokens in a plain server's step with streams."""
+    """`workload`: as it describes itself for the first cell. `chunk_tokens`: most prompt tokens in a plain server's step with streams.
+    `energy`: None in records of versions that did not look at it."""
 
     version: int
     created_at: str
@@ -210,6 +214,7 @@ class DecideRecord:
     cells: tuple[Cell, ...] = ()
     verdict: Verdict | None = None
     notes: tuple[str, ...] = field(default=())
+    energy: EnergySource | None = None
 
     def topology(self, name: str) -> Topology:
         return next(topology for topology in self.topologies if topology.name == name)
@@ -219,6 +224,17 @@ class DecideRecord:
 
     def with_cell(self, cell: Cell) -> "DecideRecord":
         return replace(self, cells=(*self.cells, cell))
+
+
+def roles_of(topologies: Iterable[Topology], servers: Iterable[Server]) -> dict[str, dict[str, tuple[str, ...]]]:
+    """topology -> device -> roles of its servers there."""
+    named = {server.name: server for server in servers}
+    found: dict[str, dict[str, tuple[str, ...]]] = {}
+    for topology in topologies:
+        mine = found.setdefault(topology.name, {})
+        for server in (named[name] for name in topology.servers):
+            mine[server.device] = tuple(sorted({*mine.get(server.device, ()), server.role}))
+    return found
 
 
 def save(record: DecideRecord, folder: Path) -> Path:

@@ -4,8 +4,11 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from baton.bench.compare_runs import compare_runs
+from baton.bench.decide.energy_rows import HEAD as ENERGY_HEAD
+from baton.bench.decide.energy_rows import energy_rows
 from baton.bench.decide.record import FILE_NAME, Cell, DecideRecord
 from baton.bench.decide.record import load as load_decide
+from baton.bench.energy import idle_words
 from baton.bench.errors import BenchFileError, SettingError
 from baton.bench.measures import Objectives
 from baton.bench.percentiles import Percentiles
@@ -43,6 +46,7 @@ def _of_runs(runs: Sequence[Run], summaries: Sequence[Summary]) -> Report:
     flags = tuple(f"{summary.header.name}: {flag}" for summary in summaries for flag in summary.flags)
     samples = {run.header.name: run.samples for run in runs}
     sections = [Section("Latency, ms", table=_latencies(summaries), wide=True), Section("Served", table=_served(summaries), wide=True)]
+    sections += _energy_of_runs(summaries)
     if len(runs) > 1:
         sections += [_compared(runs[0], run) for run in runs[1:]]
     sections += [
@@ -90,6 +94,17 @@ def _served(summaries: Sequence[Summary]) -> Table:
     return Table(head, tuple(rows))
 
 
+def _energy_of_runs(summaries: Sequence[Summary]) -> list[Section]:
+    """Over the output tokens that the server reported; the prompts' work is in it."""
+    rows: list[tuple[TableCell, ...]] = []
+    for summary in summaries:
+        num_tokens, devices = summary.tokens.reported, summary.energy.devices if summary.energy is not None else ()
+        for one in devices:
+            per_token = one.joules / num_tokens if num_tokens else None
+            rows.append((summary.header.name, one.device, one.role, one.joules, one.joules / one.seconds, per_token))
+    return [Section("Energy", table=Table(("", "GPU", "role", "J", "mean W", "J per output token"), tuple(rows)), wide=True)] if rows else []
+
+
 def _compared(subject: Run, baseline: Run) -> Section:
     title = f"{subject.header.name} over {baseline.header.name}"
     try:
@@ -114,6 +129,7 @@ def _of_decide(folder: Path, record: DecideRecord) -> Report:
         ("workload", str(record.workload)),
         ("objectives", f"TTFT {targets.ttft_ms:g} ms, ITL p99 {targets.itl_p99_ms:g} ms, for {100 * targets.attainment:g} % ({targets.source})"),
         ("measured", f"{record.created_at}, {record.command}"),
+        *([] if record.energy is None else [("energy", idle_words(record.energy))]),
     )
     sections = []
     if verdict is not None:
@@ -121,10 +137,22 @@ def _of_decide(folder: Path, record: DecideRecord) -> Report:
     sections += [
         Section("Goodput over load", chart=_goodput(record)),
         Section("Which ratio at which load: % of good requests", chart=_heat_map(record)),
+        *_energy_of_decide(record),
         *_loaded(folder, record),
     ]
     lags = [f"cell {cell.number} ({cell.topology}, {cell.rate_rps:g} requests/s): {lag}" for cell in record.cells for lag in cell.lag]
     return Report(f"Does the split pay? {record.model}", "decide", facts, (*record.notes, *lags), tuple(sections))
+
+
+def _energy_of_decide(record: DecideRecord) -> list[Section]:
+    rows = energy_rows(record)
+    if not rows:
+        return []
+    names = list(dict.fromkeys(row.topology for row in rows))
+    series = [Series(name, tuple((row.rate_rps, row.per_token) for row in rows if row.topology == name)) for name in names]
+    chart = LineChart("offered, requests/s", "J per output token", tuple(series))
+    table = Table(ENERGY_HEAD, tuple(row.values for row in rows))
+    return [Section("Energy per output token over load", chart=chart), Section("Energy by role", table=table, wide=True)]
 
 
 def _capacities(record: DecideRecord) -> Table:
