@@ -12,9 +12,12 @@ import grpc.aio
 import httpx
 import pytest
 from gateway_harness import MODEL, Stack, ask, eventually, greedy
+from gateway_worker import STOP, silence
 from prometheus_client.parser import text_string_to_metric_families
 
+from baton.gateway.room import State
 from baton.servicekit import MetricsSettings
+from baton.wire.v1 import worker_pb2
 
 StackOf = Callable[..., Any]
 
@@ -58,6 +61,46 @@ async def test_a_request_is_counted_once_and_its_tokens_one_by_one(stack_of: Sta
     stages = {stage: found.of("baton_request_stage_duration_seconds_count", stage=stage) for stage in ("queued", "bootstrapping", "success")}
     assert stages == {"queued": 1, "bootstrapping": 1, "success": 1}
     assert found.failures() == {"bootstrap": 0, "transfer": 0, "rooms": 0}
+
+
+@pytest.mark.parametrize(
+    ("sampling", "reason"), [({"max_tokens": 2}, "length"), ({"stop": ["answer"]}, "stop_string"), ({"stop_token_ids": True}, "stop_token")]
+)
+async def test_a_complete_answer_is_counted_by_what_ended_it(stack_of: StackOf, sampling: dict[str, Any], reason: str) -> None:
+    stack: Stack = await stack_of(metrics=ON)
+    if "stop_token_ids" in sampling:
+        sampling = {"stop_token_ids": [(await stack.reply()).ids[-1]]}
+        reply = await stack.reply(ask(sampling=greedy(**sampling)))
+        assert reply.last.finish_reason == STOP
+    else:
+        await stack.reply(ask(sampling=greedy(**sampling)))
+    await stack.settled()
+    found = await scrape(stack)
+    assert found.of("baton_answers_finished_total", reason=reason) >= 1
+    assert found.of("baton_answers_finished_total") == found.of("baton_requests_ended_total", outcome="success")
+    assert found.of("baton_clients_left_total") == 0
+
+
+async def test_clients_that_leave_are_counted_by_where_their_requests_were(stack_of: StackOf) -> None:
+    stack: Stack = await stack_of(metrics=ON, max_rooms=1, max_queue=4)
+    stack.script(silence, silence)
+    first = stack.call()
+    await first.read()
+    start = await stack.prefill.next_start()
+    stack.prefill.event(start.room, bootstrapped=worker_pb2.Bootstrapped())
+    await eventually(lambda: stack.gateway.rooms._rooms[start.room].machine.state is State.WAITING)
+    queued = stack.call()
+    await eventually(lambda: stack.gateway.gate.num_waiting == 1)
+    queued.cancel()
+    await eventually(lambda: stack.gateway.gate.num_waiting == 0)
+    first.cancel()
+    await stack.settled()
+    found = await scrape(stack)
+    assert found.of("baton_clients_left_total", stage="queued", cause="client_gone") == 1
+    assert found.of("baton_clients_left_total", stage="waiting", cause="client_gone") == 1
+    assert found.of("baton_clients_left_total") == 2
+    assert found.of("baton_requests_ended_total", outcome="left") == 1
+    assert found.of("baton_answers_finished_total") == 0
 
 
 async def test_refusals_of_both_fronts(stack_of: StackOf) -> None:

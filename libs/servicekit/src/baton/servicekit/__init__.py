@@ -2,6 +2,7 @@
 
 from baton.servicekit.api_keys import ApiKey, ApiKeys, KeyLimits, KeyRole, new_key, read_api_keys, watch_api_keys
 from baton.servicekit.errors import AddressUnavailableError, SecretFileError, ServicekitError, SettingsError, StartError, TlsError
+from baton.servicekit.failed_traces import mark_failed
 from baton.servicekit.groups import ListenSettings, LogSettings, MetricsSettings, TlsSettings, TraceSettings
 from baton.servicekit.identity import new_instance_id
 from baton.servicekit.lifecycle import Lifecycle, run
@@ -50,6 +51,7 @@ __all__ = [
     "inject",
     "inject_traceparent",
     "join_address",
+    "mark_failed",
     "new_instance_id",
     "new_key",
     "open_channel",

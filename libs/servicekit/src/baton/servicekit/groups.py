@@ -65,6 +65,7 @@ class TraceSettings(SettingsGroup):
     exporter: Literal["none", "console", "otlp"] = Field(
         default="none", description="Where spans are sent; console is standard error.", json_schema_extra={"env": "OTEL_TRACES_EXPORTER"}
     )
+    failures: bool = Field(default=True, description="Whether traces of what failed are sent though OTEL_TRACES_SAMPLER did not choose them.")
 
 
 class MetricsSettings(SettingsGroup):

@@ -14,6 +14,7 @@ from opentelemetry.sdk.trace.export import BatchSpanProcessor, ConsoleSpanExport
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
 from baton.servicekit.errors import SettingsError
+from baton.servicekit.failed_traces import FailedTraces, RecordAll
 from baton.servicekit.groups import TraceSettings
 
 _PROPAGATOR = TraceContextTextMapPropagator()
@@ -51,13 +52,17 @@ def resource_of(service: str, instance_id: str) -> Resource:
 def configure_tracing(settings: TraceSettings, *, service: str, instance_id: str) -> Tracing:
     """Sets up span export and returns its owner.
 
-    Sampling, endpoints, headers and limits follow OpenTelemetry's own OTEL_* variables. Raises SettingsError for an OTLP protocol other
-    than grpc.
+    Sampling, endpoints, headers and limits follow OpenTelemetry's own OTEL_* variables; what fails is exported whether it was sampled or not,
+    unless the settings say otherwise. Raises SettingsError for an OTLP protocol other than grpc.
     """
     if settings.exporter == "none":
         return Tracing(None)
     provider = TracerProvider(resource=resource_of(service, instance_id))
-    provider.add_span_processor(_processor(settings))
+    exporting = _processor(settings)
+    provider.add_span_processor(exporting)
+    if settings.failures:
+        provider.sampler = RecordAll(provider.sampler)
+        provider.add_span_processor(FailedTraces(exporting))
     return Tracing(provider)
 
 

@@ -30,7 +30,7 @@ from baton.gateway.retry import RetryPolicy
 from baton.gateway.sampling import check_ranges
 from baton.gateway.shares import Share, Shares
 from baton.gateway.tokenizer import PromptTokenizer
-from baton.servicekit import get_logger, inject_traceparent
+from baton.servicekit import get_logger, inject_traceparent, mark_failed
 from baton.wire.status import code_number
 from baton.wire.v1 import common_pb2, inference_pb2, worker_pb2
 
@@ -96,6 +96,15 @@ class Answer:
         self.handed_at: float | None = None
         self._attempts = attempts
         self._text = text
+
+    @property
+    def ended_by(self) -> str:
+        """What made the answer complete: stop_string, stop_token or length; empty while it is not."""
+        if self.finish_reason is None:
+            return ""
+        if self._text.stopped:
+            return "stop_string"
+        return "stop_token" if self.finish_reason == common_pb2.FINISH_REASON_STOP else "length"
 
     def __aiter__(self) -> Answer:
         return self
@@ -203,9 +212,11 @@ class Inference:
             if self._recorder is not None:
                 self._recorder.refused(error)
             raise
-        except BaseException:
+        except BaseException as error:
             share.end()
             span.end()
+            if isinstance(error, asyncio.CancelledError):
+                self.metrics.left_queue()
             raise
         handler = _Handler(self._deadline(request))
         attempts.on_failed = handler.room_failed
@@ -225,7 +236,7 @@ class Inference:
             share.end()
             attempts.room.cancel(_client_gone(attempts.room))  # ignored when the answer is complete
             self._note_end(answer, attempts, request_log.bind(room=attempts.room.room), span)
-            self.metrics.ended(attempts, answer.usage)
+            self.metrics.ended(attempts, answer.usage, answer.ended_by)
             if self._recorder is not None:
                 self._recorder.ended(request_id, attempts.room, answer.usage, answer.finish_reason, attempts.failed, attempts.num_recomputed)
 
@@ -283,6 +294,8 @@ class Inference:
         room, passage = attempts.room, attempts.room.passage
         if room.failure is not None:
             span.set_status(StatusCode.ERROR, room.failure.cause)
+            if room.failure.origin != common_pb2.ORIGIN_CLIENT:
+                mark_failed(span)
         else:
             room_log.info(
                 "answered",
@@ -298,6 +311,7 @@ class Inference:
             )
         if attempts.failed:
             span.set_attributes({"baton.room": str(room.room), "baton.attempts": attempts.count})
+            mark_failed(span)
         span.set_attribute("baton.completion_tokens", answer.usage.completion_tokens)
         span.end()
 

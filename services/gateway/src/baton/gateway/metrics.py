@@ -11,6 +11,7 @@ from baton.gateway.rooms import RoomTable
 from baton.gateway.worker import Leg
 from baton.servicekit import Metrics
 from baton.servicekit.metrics import Values
+from baton.wire.status import stage_name
 from baton.wire.v1 import common_pb2, inference_pb2
 
 
@@ -25,6 +26,8 @@ class GatewayMetrics:
         self.gaps = metrics.buckets("baton.request.inter_token_latency")
         self._ended = metrics.recorder("baton.requests.ended")
         self._refused = metrics.recorder("baton.requests.refused")
+        self._finished = metrics.recorder("baton.answers.finished")
+        self._left = metrics.recorder("baton.clients.left")
         self._duration = metrics.recorder("baton.request.duration")
         self._first_token = metrics.recorder("baton.request.time_to_first_token")
         self._stage = metrics.recorder("baton.request.stage.duration")
@@ -40,14 +43,22 @@ class GatewayMetrics:
         """A request that got no room."""
         self._refused.record(1, cause=cause)
 
-    def ended(self, attempts: Attempts, usage: inference_pb2.Usage) -> None:
-        """A request that had a room, and has none any more or needs none."""
+    def left_queue(self) -> None:
+        """A request whose client was gone before it got a room."""
+        self._left.record(1, stage="queued", cause="client_gone")
+
+    def ended(self, attempts: Attempts, usage: inference_pb2.Usage, ended_by: str = "") -> None:
+        """A request that had a room, and has none any more or needs none. ended_by: what made its answer complete; empty where it is not."""
         if not self._enabled:
             return
         room, passage = attempts.room, attempts.room.passage
         end = passage.ended_at or time.monotonic()
         outcome = "success" if room.failure is None else "left" if room.failure.origin == common_pb2.ORIGIN_CLIENT else "failed"
         self._ended.record(1, outcome=outcome)
+        if outcome == "success" and ended_by:
+            self._finished.record(1, reason=ended_by)
+        if room.failure is not None and outcome == "left":
+            self._left.record(1, stage=stage_name(room.failure.stage).lower(), cause=room.failure.cause)
         self._duration.record(end - passage.accepted_at, outcome=outcome)
         self._num_prompt_tokens += usage.prompt_tokens
         self._num_completion_tokens += usage.completion_tokens
