@@ -7,11 +7,12 @@ from typing import Any
 
 from injections_rows import Cell, Row
 
+from baton.bench.decide.calm import is_busy, load_words
+from baton.bench.decide.record import Machine
 from baton.bench.energy import EnergySource, idle_words, token_words
 
 WIDTH, HEIGHT, LEFT, BOTTOM = 640, 320, 60, 40
 COLOURS = {"split": "#0b7285", "copies": "#c2255c"}
-BUSY_LOAD = 0.5
 
 
 def markdown(head: dict[str, Any], energy: EnergySource, rows: Sequence[Row], crossing: float | None, cells: Sequence[Cell], name: str) -> str:
@@ -19,13 +20,13 @@ def markdown(head: dict[str, Any], energy: EnergySource, rows: Sequence[Row], cr
     worst = max(row.ratio.get("split", float("nan")) for row in injected)
     target = head["target_ratio"]
     machine, load = head["machine"], head["load"]
-    busy = machine["load_average"] > BUSY_LOAD
+    busy = is_busy(Machine(**machine))
     where = {None: "at no rate that was measured", 0.0: "at every rate, also without injections"}.get(
         crossing, f"from {crossing or 0:.2g} injections/s on"
     )
     versions = ", ".join(f"{package} {version}" for package, version in machine["versions"].items() if not package.startswith("baton-"))
     without = ", ".join(f"{rows[0].all_p99_ms[topology]:.0f} ms ({topology})" for topology in COLOURS)
-    load_before = f"load average {machine['load_average']} before the first server was started"
+    load_before = f"{load_words(Machine(**machine))}, before the first server was started"
     lines = [
         "# Chat streams while long prompts are injected",
         f"Split: ITL p99 during injections is at most {worst:.2f} x that without any; target {target}: {'met' if worst <= target else '**missed**'}.",

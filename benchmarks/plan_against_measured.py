@@ -19,6 +19,7 @@ from pathlib import Path
 from rich.console import Console
 
 from baton.bench import ArrivalOptions, Asking, Contestant, Plan, WorkloadOptions, load_run, measure, open_target, summarise
+from baton.bench.decide.calm import is_busy, load_words
 from baton.bench.decide.machine import describe_machine
 from baton.bench.errors import BenchError
 from baton.bench.plan import (
@@ -174,7 +175,8 @@ def main() -> int:
         rows += rows_of(run, predict(calibration, SHAPES[run.header.name], lambda seed, load=load: load, NUM_SEEDS, warm_up_share=0.0))
     save_calibration(calibration, folder / "calibration.json")
     (folder / "rows.json").write_text(json.dumps([asdict(row) for row in rows], indent=1) + "\n")
-    print(f"{machine.cpu}, {machine.num_cores} cores, load average {machine.load_average:.2f} before the start\n")
+    busy = "the machine was busy with other work: repeat this when it is calm; " if is_busy(machine) else ""
+    print(f"{machine.cpu}; {busy}{load_words(machine)}, before the first server was started\n")
     show(rows, calibration)
     return 0 if all(row.is_met for row in rows) else 1
 

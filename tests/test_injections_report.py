@@ -65,3 +65,14 @@ def test_what_was_not_measured_is_no_number(energy: Energy | None) -> None:
     assert " J (" not in text
     said = "Energy: not available: no GPU among the devices." if energy is None else "The energy of 8 of 8 cells could not be read: cuda:0: NVML"
     assert text.count(said) == 1
+
+
+@pytest.mark.parametrize(
+    ("num_cores", "said"),
+    [
+        (2, "**Other work ran on the machine (load average 1.2 on 2 cores, 60 % of them"),
+        (32, "The machine was otherwise idle (load average 1.2 on 32 cores, 4 % of them"),
+    ],
+)
+def test_a_load_is_one_of_so_many_cores(num_cores: int, said: str) -> None:
+    assert said in page(cells(None, None), EnergySource("no GPU among the devices"), load_average=1.2, num_cores=num_cores)

@@ -200,10 +200,17 @@ class TestDiagnoses:
 
     def test_a_busy_machine_and_a_shared_device(self) -> None:
         text = self.said(machine=Machine("a cpu", 2, 1, "Linux", (), {}, 4.0), shared_device=True)
-        assert "load average 4.0" in text
+        assert "the machine was busy with other work (load average 4.0 on 2 cores, 200 % of them, before the first server was started)" in text
         busy = of_limits(1.0, 2.0, 3.0, machine=Machine("a cpu", 2, 1, "Linux", (), {}, 4.0))
         assert judge(busy).headline.endswith("repeat this when it is calm.")
         assert "servers share a device" in text
+
+
+@pytest.mark.parametrize(("num_cores", "busy"), [(2, True), (4, True), (5, False), (32, False)])
+def test_a_load_is_busy_by_the_cores_that_carry_it(num_cores: int, busy: bool) -> None:
+    verdict = judge(of_limits(1.0, 2.0, 3.0, machine=Machine("a cpu", num_cores, 1, "Linux", (), {}, 1.2)))
+    assert ("the machine was busy" in verdict.headline) is busy
+    assert any("the machine was busy" in line for line in verdict.diagnoses) is busy
 
 
 def test_the_page_begins_with_the_verdict_and_has_every_cell() -> None:

@@ -3,12 +3,11 @@
 from collections import Counter
 from collections.abc import Iterator
 
+from baton.bench.decide.calm import is_busy, load_words
 from baton.bench.decide.record import DecideRecord, IdlePoint
 
 #: The split's first token may be this many times that of a plain server before it is looked into.
 TTFT_RATIO = 1.15
-#: With more than so many runnable tasks before the first server was started, the machine was not ours alone.
-BUSY_LOAD = 0.5
 #: Tokens without a text (end of sequence, which the load asks to go past) and words that are cut otherwise make up a few in a hundred.
 TOKENS_PART = 0.05
 SLOW_TRANSPORTS = ("tcp",)
@@ -30,9 +29,8 @@ def diagnose(record: DecideRecord) -> Iterator[str]:
     yield from _tokens(record)
     yield from _lag(record)
     yield from _energy(record)
-    if record.machine.load_average > BUSY_LOAD:
-        load = f"load average {record.machine.load_average:.1f} before the first server was started"
-        yield f"the machine was busy with other work ({load}): repeat when it is calm"
+    if is_busy(record.machine):
+        yield f"the machine was busy with other work ({load_words(record.machine)}, before the first server was started): repeat when it is calm"
     if record.shared_device:
         yield "servers share a device: they take time from one another, which servers with a device of their own would not"
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 
+from baton.bench.decide.calm import load_words
 from baton.bench.decide.energy_rows import HEAD, energy_rows
 from baton.bench.decide.record import Cell, DecideRecord, IdlePoint, Verdict
 from baton.bench.energy import idle_words
@@ -86,7 +87,7 @@ def _setting(record: DecideRecord) -> str:
         f"{record.created_at}: `{record.command}`",
         f"{machine.cpu}, {machine.num_cores} cores, {machine.memory_bytes / 2**30:.0f} GiB, {machine.system}",
         f"GPUs: {', '.join(machine.gpus) or 'none'}",
-        f"load average before: {machine.load_average:g}",
+        f"before the first server was started: {load_words(machine)}",
         "versions: " + ", ".join(f"{name} {version}" for name, version in machine.versions.items()),
         f"model {record.model}; devices {', '.join(record.devices)}{sharing}",
         f"at most {record.chunk_tokens or 'the default number of'} prompt tokens in a step that a plain server shares with streams",

@@ -25,7 +25,7 @@ Outcome = Literal["one", "copies", "split", "too_close", "none", "invalid"]
 
 @dataclass(frozen=True)
 class Machine:
-    """`load_average`: of the minute before the first server was started: above 0.5 other work was running. `versions`: package -> version."""
+    """`load_average`: of the minute before the first server was started. `num_cores`: that may be used. `versions`: package -> version."""
 
     cpu: str
     num_cores: int

@@ -4,8 +4,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
+from baton.bench.decide.calm import is_busy
 from baton.bench.decide.capacity import Curve, Draws, capacity_of, contest, draws_of, spread_of
-from baton.bench.decide.diagnoses import BUSY_LOAD, diagnose
+from baton.bench.decide.diagnoses import diagnose
 from baton.bench.decide.reasons import carries, evidence, of_load, ratio_words, sizing, words_of
 from baton.bench.decide.record import Capacity, Contest, DecideRecord, Outcome, Topology, Verdict
 
@@ -44,7 +45,7 @@ def judge(record: DecideRecord) -> Verdict:
     return Verdict(
         outcome=choice.outcome,
         recommended=choice.recommended,
-        headline=choice.headline + (BUSY if record.machine.load_average > BUSY_LOAD else ""),
+        headline=choice.headline + (BUSY if is_busy(record.machine) else ""),
         reasons=(
             *evidence(record, capacities),
             f"cells differ {spread:.1f} times as much as their requests alone would make them (in the intervals)",

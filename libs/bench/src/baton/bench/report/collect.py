@@ -4,6 +4,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from baton.bench.compare_runs import compare_runs
+from baton.bench.decide.calm import load_words
 from baton.bench.decide.energy_rows import HEAD as ENERGY_HEAD
 from baton.bench.decide.energy_rows import energy_rows
 from baton.bench.decide.record import FILE_NAME, Cell, DecideRecord
@@ -125,7 +126,7 @@ def _of_decide(folder: Path, record: DecideRecord) -> Report:
         ("model", record.model),
         ("devices", ", ".join(record.devices) + (" (shared)" if record.shared_device else "")),
         ("machine", f"{record.machine.cpu}, {record.machine.num_cores} cores, {', '.join(record.machine.gpus) or 'no GPU'}, {record.machine.system}"),
-        ("load average before", f"{record.machine.load_average:.2f}"),
+        ("before the first server", load_words(record.machine)),
         ("workload", str(record.workload)),
         ("objectives", f"TTFT {targets.ttft_ms:g} ms, ITL p99 {targets.itl_p99_ms:g} ms, for {100 * targets.attainment:g} % ({targets.source})"),
         ("measured", f"{record.created_at}, {record.command}"),
