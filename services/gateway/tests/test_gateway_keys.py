@@ -69,7 +69,9 @@ async def test_a_key_opens_both_fronts(guarded: Stack) -> None:
         ([f"Bearer {ADMIN}"], 403, "key_role"),
     ],
 )
-async def test_whoever_has_no_key_is_refused_by_name_and_counted(guarded: Stack, shown: list[str], status: int, cause: str) -> None:
+async def test_whoever_has_no_key_is_refused_by_name_counted_and_logged(
+    guarded: Stack, capsys: pytest.CaptureFixture[str], shown: list[str], status: int, cause: str
+) -> None:
     for path, method in (("/v1/completions", "POST"), ("/v1/models", "GET"), (f"/v1/models/{MODEL}", "GET")):
         response = await post(guarded, *shown, path=path, method=method)
         error = response.json()["error"]
@@ -85,7 +87,15 @@ async def test_whoever_has_no_key_is_refused_by_name_and_counted(guarded: Stack,
         assert cause in f"{caught.value.details()}"
     with pytest.raises(grpc.aio.AioRpcError):
         await guarded.stub.ListModels(inference_pb2.ListModelsRequest(), metadata=metadata)
-    assert guarded.gateway.doorkeeper.counters == {cause: 6}
+    num_refused = 6
+    if status == 401:  # a client may watch the console
+        assert (await post(guarded, *shown, path="/console/feed", method="GET")).status_code == 401
+        num_refused += 1
+    assert guarded.gateway.doorkeeper.counters == {cause: num_refused}
+    said = capsys.readouterr()
+    lines = [line for line in (said.out + said.err).splitlines() if cause in line]
+    assert len(lines) == num_refused, "one line each"
+    assert not [line for line in lines if STRANGER in line or KEY[:-1] in line]
     assert all(not worker.starts for worker in guarded.workers)
 
 

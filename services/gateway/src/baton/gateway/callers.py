@@ -7,7 +7,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from baton.gateway.errors import ForbiddenError, UnauthenticatedError
-from baton.servicekit import ApiKeys, KeyLimits, KeyRole, Watched
+from baton.servicekit import ApiKeys, KeyLimits, KeyRole, Watched, get_logger
+
+log = get_logger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,7 +26,7 @@ ANONYMOUS = Caller("", KeyLimits())
 class Doorkeeper:
     """Knows callers by the `authorization` of their requests. Without keys everybody is the same anonymous caller.
 
-    defaults: the limits of keys that have none of their own. counters: "accepted" and the causes of refusals.
+    defaults: the limits of keys that have none of their own. counters: "accepted" and the causes of refusals, each of which is logged.
     """
 
     def __init__(self, keys: Watched[ApiKeys] | None, defaults: KeyLimits = KeyLimits()) -> None:  # noqa: B008 # frozen
@@ -64,17 +66,24 @@ class Doorkeeper:
             self._caller(authorization, KeyRole.ADMIN)
         except ForbiddenError:  # a key of this gateway's, of the other role
             return False
+        except UnauthenticatedError as error:
+            self._note_refused(error)
+            raise
         return True
 
     def _counted(self, authorization: Sequence[str], role: KeyRole) -> Caller:
         try:
             caller = self._caller(authorization, role)
         except (UnauthenticatedError, ForbiddenError) as error:
-            self.counters[error.cause] += 1
+            self._note_refused(error)
             raise
         if caller.key_id:
             self.counters["accepted"] += 1
         return caller
+
+    def _note_refused(self, error: UnauthenticatedError | ForbiddenError) -> None:
+        self.counters[error.cause] += 1
+        log.info("caller refused", code=error.code.name, cause=error.cause, reason=str(error))
 
     def _caller(self, authorization: Sequence[str], role: KeyRole) -> Caller:
         if self._keys is None and role is KeyRole.ADMIN:

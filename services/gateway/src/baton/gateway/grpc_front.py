@@ -18,11 +18,9 @@ from baton.gateway.errors import GatewayError, MalformedBodyError, MissingFieldE
 from baton.gateway.inference import Inference
 from baton.gateway.requests import ChatPrompt, InferenceRequest, Prompt, SamplingOptions, TextPrompt, TokenPrompt
 from baton.gateway.withheld import told
-from baton.servicekit import extract, get_logger
+from baton.servicekit import extract
 from baton.wire.status import failure_status, status_code, trailing_metadata
 from baton.wire.v1 import inference_pb2
-
-log = get_logger(__name__)
 
 SERVICE = "baton.v1.Inference"
 
@@ -70,12 +68,7 @@ class InferenceServicer:
 
     def _caller(self, context: Context) -> Caller:
         """Asked before anything of the request is looked at. Raises UnauthenticatedError, ForbiddenError."""
-        shown = authorization(context)
-        try:
-            return self._doorkeeper.client(shown)
-        except GatewayError as error:
-            log.info("request refused", code=error.code.name, cause=error.cause, reason=str(error), peer=context.peer())
-            raise
+        return self._doorkeeper.client(authorization(context))
 
     async def _answer(self, request: InferenceRequest, context: Context) -> None:
         """Writes rather than yields: a cancellation then arrives here at once, not when a generator is collected."""

@@ -121,6 +121,10 @@ class OpenAIFront:
         accepted_at = time.monotonic()
         try:
             caller = self._caller(request)
+        except GatewayError as error:  # which the doorkeeper has logged
+            self.inference.metrics.refused(error.cause)
+            return error_response(error)
+        try:
             deadline = deadline_of(request.headers, accepted_at)
             body = await read_body(request, self.body_limits, self.body_timeout_s, parse)
         except GatewayError as error:
