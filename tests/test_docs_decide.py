@@ -29,6 +29,6 @@ def test_the_example_prints_what_the_page_says() -> None:
 def test_every_flag_of_the_page_is_one_of_a_command() -> None:
     helps = output_of("-m", "baton.cli.main", "decide", "--help")
     helps += "".join(output_of(f"benchmarks/{name}.py", "--help") for name in ("injections", "generators"))
-    helps += "--dtype"  # a server's, handed on by --worker-flag
+    helps += "--dtype --load-format"  # a server's, handed on by --worker-flag
     for flag in set(re.findall(r"--[a-z][a-z0-9-]*", PAGE)):
         assert flag in helps, flag

@@ -8,7 +8,8 @@ from decide_records import ONE, cell, copies, idle, percentiles, record, split, 
 
 from baton.bench.decide import judge
 from baton.bench.decide.markdown import decide_markdown
-from baton.bench.decide.record import DecideRecord, Equality, Machine, Targets, Topology
+from baton.bench.decide.record import DecideRecord, Equality, Machine, Server, Targets, Topology
+from baton.bench.decide.weights import are_dummy
 
 PAIR = (ONE, copies(), split())
 
@@ -189,6 +190,15 @@ class TestDiagnoses:
         assert not any("number of tokens" in line for line in verdict.diagnoses)
         assert any("copies 96 of 100 reported" in line for line in verdict.reasons)
 
+    def test_random_texts_are_not_held_against_the_server(self) -> None:
+        wrong = cell("copies", 2.0, 1.0, tokens_reported=100, tokens_retokenised=600, num_tokens_differing=40)
+        servers = (Server("plain-0", "plain", "cuda:0", ("python", "--load-format=dummy", "--dtype=bfloat16")),)
+        verdict = judge(record(PAIR, [wrong], servers=servers))
+        assert not any("distrust" in line for line in verdict.diagnoses)
+        said = [line for line in verdict.reasons if "counted again" in line]
+        assert len(said) == 1
+        assert said[0].startswith("output tokens were not counted again from the texts: weights are random")
+
     def test_a_late_generator(self) -> None:
         late = cell("copies", 2.0, 1.0, number=5, lag=("requests were sent late",))
         assert "late in 1 of 1 cells, first in cell 5: requests were sent late" in "\n".join(judge(record(PAIR, [late])).diagnoses)
@@ -204,6 +214,21 @@ class TestDiagnoses:
         busy = of_limits(1.0, 2.0, 3.0, machine=Machine("a cpu", 2, 1, "Linux", (), {}, 4.0))
         assert judge(busy).headline.endswith("repeat this when it is calm.")
         assert "servers share a device" in text
+
+
+@pytest.mark.parametrize(
+    ("command", "dummy"),
+    [
+        ("--load-format=dummy", True),
+        ("--load-format dummy --dtype=bfloat16", True),
+        ("--load-format=auto", False),
+        ("--load-format=dummy --load-format auto", False),
+        ("--model-path dummy", False),
+        ("", False),
+    ],
+)
+def test_random_weights_are_known_by_a_servers_command(command: str, dummy: bool) -> None:
+    assert are_dummy(command.split()) is dummy
 
 
 @pytest.mark.parametrize(("num_cores", "busy"), [(2, True), (4, True), (5, False), (32, False)])

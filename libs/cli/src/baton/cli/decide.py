@@ -34,6 +34,7 @@ from baton.bench.decide import load as load_record
 from baton.bench.decide.machine import describe_machine
 from baton.bench.decide.markdown import decide_markdown
 from baton.bench.decide.record import FILE_NAME, VERSION, Equality, IdlePoint, Machine, Topology, roles_of
+from baton.bench.decide.weights import are_dummy
 from baton.bench.energy import EnergyMeter, EnergySource
 from baton.bench.errors import require
 from baton.cli import bench_options as flags
@@ -251,7 +252,7 @@ class _Run:
             workload=wanted.workload,
             targets=self._targets,
             limits=wanted.limits,
-            count_tokens=load_counter(wanted.options.model_path),
+            count_tokens=None if are_dummy(wanted.options.worker_flags) else load_counter(wanted.options.model_path),
             folder=wanted.folder,
             session=uuid.uuid4().hex,
             started_at=record.created_at,

@@ -5,6 +5,7 @@ from collections.abc import Iterator
 
 from baton.bench.decide.calm import is_busy, load_words
 from baton.bench.decide.record import DecideRecord, IdlePoint
+from baton.bench.decide.weights import has_dummy_weights
 
 #: The split's first token may be this many times that of a plain server before it is looked into.
 TTFT_RATIO = 1.15
@@ -93,6 +94,8 @@ def _failures(record: DecideRecord) -> Iterator[str]:
 
 
 def _tokens(record: DecideRecord) -> Iterator[str]:
+    if has_dummy_weights(record):
+        return
     for topology in record.topologies:
         cells = record.cells_of(topology.name)
         differing = sum(cell.num_tokens_differing for cell in cells)

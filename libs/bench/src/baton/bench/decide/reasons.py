@@ -5,6 +5,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from baton.bench.decide.capacity import Draws, contest
 from baton.bench.decide.energy_rows import energy_row
 from baton.bench.decide.record import Capacity, Cell, Contest, DecideRecord, Topology
+from baton.bench.decide.weights import has_dummy_weights
 from baton.bench.energy import token_words
 
 LIMIT_WORDS = {
@@ -72,7 +73,12 @@ def _throughput(record: DecideRecord) -> Iterator[str]:
     measured = [topology for topology in record.topologies if record.cells_of(topology.name)]
     reported = {topology.name: sum(cell.tokens_reported for cell in record.cells_of(topology.name)) for topology in measured}
     counted = {topology.name: sum(cell.tokens_retokenised or 0 for cell in record.cells_of(topology.name)) for topology in measured}
-    if any(counted.values()):
+    if has_dummy_weights(record):
+        yield (
+            "output tokens were not counted again from the texts: weights are random (--load-format dummy), and the tokens of random text "
+            "do not come back from it"
+        )
+    elif any(counted.values()):
         yield "output tokens counted again from the texts: " + ", ".join(
             f"{name} {num} of {reported[name]} reported" for name, num in counted.items()
         )

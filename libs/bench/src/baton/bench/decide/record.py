@@ -110,7 +110,7 @@ class Cell:
 
     `failures`: words of the failed requests' own text ("ended by gateway in WAITING ...") -> how many. `num_late_first`, `num_slow_gaps`: answered
     requests that missed the one or the other objective. `lag`: why the generator is not to be trusted here; empty if it is.
-    `tokens_retokenised`: None without a tokenizer. `energy`: None where the whole run has none."""
+    `tokens_retokenised`: None without a tokenizer or with random weights. `energy`: None where the whole run has none."""
 
     number: int
     topology: str
