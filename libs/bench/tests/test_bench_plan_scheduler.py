@@ -15,6 +15,7 @@ pytest.importorskip("baton.engine", reason="the engine is not installed: bench d
 from baton.bench.plan import Costs, FleetShape, OpenLoad, PathCosts, ServerLimits, StepCosts, simulate
 from baton.bench.plan.seats import square_of
 from baton.engine.allocator import PageAllocator
+from baton.engine.page_book import PageBook
 from baton.engine.ports import Landed, Published, PublishedSlots, SendDone
 from baton.engine.scheduling.base import Scheduler
 from baton.engine.scheduling.decode import DecodeScheduler
@@ -99,7 +100,7 @@ class Engines:
 def engine_times(load: OpenLoad, limits: ServerLimits) -> dict[int, list[float]]:
     """When each token comes from the real plain scheduler."""
     engines = Engines(load)
-    scheduler = PlainScheduler(PageAllocator(limits.num_pages), engine_limits(limits))
+    scheduler = PlainScheduler(PageBook(PageAllocator(limits.num_pages)), engine_limits(limits))
 
     def arrive(request: Request) -> None:
         scheduler.add(request)
@@ -171,8 +172,8 @@ def split_times(load: OpenLoad, limits: ServerLimits) -> dict[int, list[float]]:
     """When each token comes from a real prefill and a real decode scheduler."""
     engines = Engines(load)
     ports = Ports(engines)
-    prefill = PrefillScheduler(PageAllocator(limits.num_pages), engine_limits(limits), Exporter(ports))  # type: ignore[arg-type]
-    decode = DecodeScheduler(PageAllocator(limits.num_pages), engine_limits(limits), Importer(ports))  # type: ignore[arg-type]
+    prefill = PrefillScheduler(PageBook(PageAllocator(limits.num_pages)), engine_limits(limits), Exporter(ports))  # type: ignore[arg-type]
+    decode = DecodeScheduler(PageBook(PageAllocator(limits.num_pages)), engine_limits(limits), Importer(ports))  # type: ignore[arg-type]
     ports.prefill, ports.decode = prefill, decode
 
     def arrive(request: Request) -> None:

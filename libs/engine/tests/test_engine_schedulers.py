@@ -10,7 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from baton.engine.allocator import PageAllocator
+from baton.engine.page_book import PageBook
 from baton.engine.ports import Freed, Landed, LandingFailed, Published, PublishedSlots, SendDone, SendFailed, SendStarted
+from baton.engine.prefix_tree import PrefixTree
 from baton.engine.scheduling.decode import DecodeScheduler
 from baton.engine.scheduling.prefill import PrefillScheduler
 from baton.engine.scheduling.sequence import Limits, StepPlan
@@ -36,7 +38,10 @@ class Importer:
 
     def publish(self, request, reservation):
         self.leases[request.room] = "reserved"
-        self.pages[request.room] = {page for extent in reservation.pages for page in range(extent.first, extent.end)}
+        assert reservation.resident_tokens <= reservation.num_tokens
+        assert reservation.resident_tokens % 2 == 0
+        pages = [page for extent in reservation.pages for page in range(extent.first, extent.end)]
+        self.pages[request.room] = set(pages[reservation.resident_tokens // 2 :])
 
     def abort(self, room, failure):
         if room in self.leases:
@@ -129,10 +134,15 @@ def requests(pick: random.Random, num_rooms: int, num_pages: int):
         yield Request(room, prompt, SamplingParams(max_tokens=pick.randint(1, 12), stop_token_ids=stops), deadline=deadline, local=room % 3 == 0)
 
 
+def book_of(allocator, caches: bool) -> PageBook:
+    return PageBook(allocator, PrefixTree(2) if caches else None)
+
+
 def check_pages(scheduler, allocator) -> None:
     stats = scheduler.stats()
     assert stats.free_pages + stats.reserved_pages + stats.published_pages + stats.quarantined_pages + stats.running_pages == stats.total_pages
-    assert stats.free_pages == sum(count for _, count in allocator.free_runs())
+    book = scheduler._book
+    assert stats.free_pages == sum(count for _, count in allocator.free_runs()) + book.num_cached - book.num_shared
 
 
 def complete(scheduler, plan, drawn):
@@ -141,7 +151,9 @@ def complete(scheduler, plan, drawn):
 
 
 def written_by(plan):
-    return {page for piece in plan.slices for extent in piece.sequence.pages.extents for page in range(extent.first, extent.end)}
+    """Pages that a launched step writes into."""
+    return {slot // 2 for piece in plan.slices for first, count in piece.sequence.pages.runs(piece.start, piece.count, 2)
+            for slot in range(first, first + count)}  # fmt: skip
 
 
 def drive(scheduler, allocator, port, pick, held, depth) -> list:
@@ -166,7 +178,12 @@ def drive(scheduler, allocator, port, pick, held, depth) -> list:
             assert piece.sequence.pages.num_pages * 2 >= piece.start + piece.count
         free = {page for first, count in allocator.free_runs() for page in range(first, first + count)}
         assert not free & set().union(*held(port).values()), "a page is free although a peer may still use it"
+        cached = set(scheduler._book._tree._owned) if scheduler._book._tree is not None else set()
+        assert not cached & free, "a page of the cache is free as well"
+        assert not cached & written_by(plan), "a step writes into a page that others may find"
         if isinstance(scheduler, DecodeScheduler):
+            assert not cached & set().union(*held(port).values()), "a peer may write into a page that others may find"
+            assert not cached & set().union(*(pages for _, pages in flights)), "a launched step still writes into a page that others may find"
             assert not free & set().union(*(pages for _, pages in flights)), "a page is free although a launched step may still write into it"
         if plan.slices:
             scheduler.advance(plan)
@@ -180,17 +197,20 @@ def drive(scheduler, allocator, port, pick, held, depth) -> list:
         if not pending and scheduler.stats().rooms == 0 and not flights:
             break
     assert scheduler.stats().rooms == 0, "a room never ended"
+    assert scheduler.stats().free_pages == allocator.num_pages
+    scheduler._book.clear()
     assert allocator.free_runs() == [(0, allocator.num_pages)]
     return events
 
 
 @settings(max_examples=60, deadline=None)
-@given(seed=st.integers(0, 2**32), num_pages=st.integers(2, 16), depth=st.integers(0, 2))
-def test_decode_never_frees_a_page_that_may_be_written(seed, num_pages, depth):
+@given(seed=st.integers(0, 2**32), num_pages=st.integers(2, 16), depth=st.integers(0, 2), caches=st.booleans())
+def test_decode_never_frees_a_page_that_may_be_written(seed, num_pages, depth, caches):
     pick = random.Random(seed)
     allocator = PageAllocator(num_pages)
     importer = Importer(pick)
-    events = drive(DecodeScheduler(allocator, limits(num_pages), importer), allocator, importer, pick, lambda port: port.pages, depth)
+    scheduler = DecodeScheduler(book_of(allocator, caches), limits(num_pages), importer)
+    events = drive(scheduler, allocator, importer, pick, lambda port: port.pages, depth)
     ended = [event.room for event in events if isinstance(event, (Finished, Failed))]
     assert sorted(ended) == list(range(1, 15)), "every room ends exactly once"
     for room in range(1, 15):
@@ -200,12 +220,13 @@ def test_decode_never_frees_a_page_that_may_be_written(seed, num_pages, depth):
 
 
 @settings(max_examples=60, deadline=None)
-@given(seed=st.integers(0, 2**32), num_pages=st.integers(2, 16), depth=st.integers(0, 2))
-def test_prefill_never_frees_a_page_that_may_be_read(seed, num_pages, depth):
+@given(seed=st.integers(0, 2**32), num_pages=st.integers(2, 16), depth=st.integers(0, 2), caches=st.booleans())
+def test_prefill_never_frees_a_page_that_may_be_read(seed, num_pages, depth, caches):
     pick = random.Random(seed)
     allocator = PageAllocator(num_pages)
     exporter = Exporter(pick)
-    events = drive(PrefillScheduler(allocator, limits(num_pages), exporter), allocator, exporter, pick, lambda port: port.reading, depth)
+    scheduler = PrefillScheduler(book_of(allocator, caches), limits(num_pages), exporter)
+    events = drive(scheduler, allocator, exporter, pick, lambda port: port.reading, depth)
     ended = [event.room for event in events if isinstance(event, (Transferred, Failed))]
     assert sorted(ended) == list(range(1, 15)), "every room ends exactly once"
     tokens = [event.room for event in events if isinstance(event, Token)]
@@ -217,7 +238,7 @@ def test_prefill_never_frees_a_page_that_may_be_read(seed, num_pages, depth):
 def test_admission_counts_growth_and_what_is_in_transfer(growth_tokens):
     allocator = PageAllocator(12)
     importer = Importer(random.Random(0))
-    scheduler = DecodeScheduler(allocator, limits(12, growth_tokens=growth_tokens), importer)
+    scheduler = DecodeScheduler(PageBook(allocator), limits(12, growth_tokens=growth_tokens), importer)
     for room in (1, 2, 3):
         scheduler.add(Request(room, [1] * 8, SamplingParams(max_tokens=8)))
     scheduler.plan()
@@ -227,7 +248,7 @@ def test_admission_counts_growth_and_what_is_in_transfer(growth_tokens):
 def test_a_retracted_sequence_goes_before_new_requests():
     allocator = PageAllocator(8)
     importer = Importer(random.Random(0))
-    scheduler = DecodeScheduler(allocator, limits(8, growth_tokens=0), importer)
+    scheduler = DecodeScheduler(PageBook(allocator), limits(8, growth_tokens=0), importer)
     for room in (1, 2):
         scheduler.add(Request(room, [1] * 6, SamplingParams(max_tokens=10)))
     scheduler.plan()
@@ -258,7 +279,7 @@ def test_a_retracted_sequence_goes_before_new_requests():
 def test_a_first_token_that_the_model_has_not_ends_its_room_only(first_token):
     allocator = PageAllocator(16)
     importer = Importer(random.Random(0))
-    scheduler = DecodeScheduler(allocator, limits(16), importer)
+    scheduler = DecodeScheduler(PageBook(allocator), limits(16), importer)
     for room in (1, 2):
         scheduler.add(Request(room, [1] * 6, SamplingParams(max_tokens=10)))
     scheduler.plan()
@@ -281,7 +302,7 @@ def local_request(room: int, num_prompt: int, max_tokens: int = 20) -> Request:
 
 def test_a_prompt_computed_on_decode_makes_the_answers_wait_for_a_bounded_time():
     """Its chunks stand behind the decode rows of their steps; alone it may have the whole step."""
-    scheduler = DecodeScheduler(PageAllocator(40), limits(40, growth_tokens=0, mixed_prompt_tokens=3), Importer(random.Random(0)))
+    scheduler = DecodeScheduler(PageBook(PageAllocator(40)), limits(40, growth_tokens=0, mixed_prompt_tokens=3), Importer(random.Random(0)))
     scheduler.add(local_request(1, 8))
     plan = scheduler.plan()
     assert [(piece.count, piece.samples) for piece in plan.slices] == [(8, True)]
@@ -307,7 +328,7 @@ def test_a_prompt_of_decodes_own_waits_for_pages_in_the_same_line():
     """No page is promised twice: what is in transfer counts, and so does what this prompt's answer will want."""
     allocator = PageAllocator(12)
     importer = Importer(random.Random(0))
-    scheduler = DecodeScheduler(allocator, limits(12, growth_tokens=8), importer)
+    scheduler = DecodeScheduler(PageBook(allocator), limits(12, growth_tokens=8), importer)
     scheduler.add(Request(1, [1] * 8, SamplingParams(max_tokens=8)))
     scheduler.add(local_request(2, 8, max_tokens=8))
     assert not scheduler.plan().slices

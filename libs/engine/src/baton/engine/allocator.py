@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_left
+from collections.abc import Container, Iterable
 
 from baton.engine.page_table import PageTable
 from baton.engine.types import Extent
@@ -40,11 +41,29 @@ class PageAllocator:
             self._claim(table.extents[-1].end, headroom)
         return True
 
-    def free(self, table: PageTable) -> None:
-        """Takes all pages of `table` back and empties it."""
+    def free(self, table: PageTable, kept: Container[int] = ()) -> None:
+        """Takes all pages of `table` back, but for those that somebody else keeps, and empties it."""
         for extent in table.clear():
             self._claims.pop(extent.end, None)
-            self._give_back(extent.first, extent.count)
+            if not kept:
+                self._give_back(extent.first, extent.count)
+            else:
+                self.free_pages(page for page in range(extent.first, extent.end) if page not in kept)
+
+    def free_pages(self, pages: Iterable[int]) -> None:
+        """Takes single pages back: neighbours that come one after the other, upwards or downwards, at once."""
+        first = end = 0
+        for page in pages:
+            if page == end and first < end:
+                end += 1
+            elif page == first - 1 and first < end:
+                first -= 1
+            else:
+                if first < end:
+                    self._give_back(first, end - first)
+                first, end = page, page + 1
+        if first < end:
+            self._give_back(first, end - first)
 
     def free_runs(self) -> list[tuple[int, int]]:
         """(first page, number of pages) of every free run, for tests and statistics."""

@@ -18,11 +18,13 @@ from baton.engine.given_up import GivenUp
 from baton.engine.layout import KVLayout
 from baton.engine.loader import torch_dtype
 from baton.engine.models.llama import LlamaModel
+from baton.engine.page_book import PageBook
 from baton.engine.parallel.model import ShardedModel
 from baton.engine.parallel.pool import ShardedPool
 from baton.engine.parallel.runner import ShardedRunner
 from baton.engine.pool import KVPool
 from baton.engine.ports import KVExporter, KVImporter
+from baton.engine.prefix_tree import PrefixTree
 from baton.engine.prompt_speed import PromptSpeed
 from baton.engine.runner import CpuRunner, Flight, LayerDone, Runner
 from baton.engine.scheduling.base import Scheduler
@@ -101,7 +103,8 @@ class Engine:
         self._num_added = 0
         self._exporter = exporter
         self._tell_milestones: Callable[[list[EngineEvent]], None] | None = None
-        self._scheduler = _scheduler(role, PageAllocator(self.layout.num_pages), limits, exporter, importer, self._runner.release)
+        book = PageBook(PageAllocator(self.layout.num_pages), PrefixTree(config.page_size) if config.prefix_cache else None)
+        self._scheduler = _scheduler(role, book, limits, exporter, importer, self._runner.release)
         self._steps = 0
         self._num_computed_tokens = 0
         self._prompt_speed = PromptSpeed()
@@ -168,6 +171,7 @@ class Engine:
         self._tell()
         self._scheduler.advance(plan)
         began = self._clock()
+        self._hand_over_resident(plan)
         given_up = GivenUp([piece.sequence.room for piece in plan.slices], self._ending)
         self._flights.append(Launched(plan, self._runner.launch(plan, self._layer_done(plan), given_up), began, given_up))
         if given_up.at is not None:
@@ -198,6 +202,12 @@ class Engine:
         stats.extra["prompt_tokens_per_s"] = self._prompt_speed.tokens_per_s
         stats.extra |= {f"launches_{way}": count for way, count in self._runner.launches.items()}
         return stats
+
+    def _hand_over_resident(self, plan: StepPlan) -> None:
+        """Pages of the prefix tree go out before the forward pass: their bytes have been there since a pass whose outcome was read."""
+        if self._exporter is not None and plan.resident:
+            for layer in range(self.layout.num_layers):
+                self._exporter.layer_done(layer, plan.resident, None)
 
     def _layer_done(self, plan: StepPlan) -> LayerDone | None:
         exporter = self._exporter
@@ -268,7 +278,7 @@ def _runner(
 
 def _scheduler(
     role: Role,
-    allocator: PageAllocator,
+    book: PageBook,
     limits: Limits,
     exporter: KVExporter | None,
     importer: KVImporter | None,
@@ -280,7 +290,7 @@ def _scheduler(
         if present is not (port == wanted):
             raise InvalidSettingError(port, "given" if present else None, f"the {role.value} role takes {wanted} of exporter and importer")
     if exporter is not None:
-        return PrefillScheduler(allocator, limits, exporter)
+        return PrefillScheduler(book, limits, exporter)
     if importer is not None:
-        return DecodeScheduler(allocator, limits, importer, on_release)
-    return PlainScheduler(allocator, limits, on_release)
+        return DecodeScheduler(book, limits, importer, on_release)
+    return PlainScheduler(book, limits, on_release)

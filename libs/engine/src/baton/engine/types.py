@@ -109,6 +109,8 @@ class Request:
     peer: object | None = None
     # Decode role: the prompt is computed here and has no other half.
     local: bool = False
+    # Prefixes are found again under the salt that they were computed under, and no other.
+    cache_salt: str = ""
 
 
 # --- what an engine reports ----------------------------------------------------------------------------------------------------

@@ -7,8 +7,8 @@ from collections.abc import Callable, Mapping
 from collections.abc import Sequence as List
 from dataclasses import dataclass
 
-from baton.engine.allocator import PageAllocator
 from baton.engine.errors import DuplicateRoomError
+from baton.engine.page_book import PageBook
 from baton.engine.ports import Freed, KVImporter, Landed, LandingFailed, Published, Reservation
 from baton.engine.scheduling.admission import AdmissionQueue
 from baton.engine.scheduling.failures import expired, lease_lost, no_such_token, refusal
@@ -37,15 +37,18 @@ class Room:
 class DecodeScheduler:
     """Pages go FREE -> RESERVED -> PUBLISHED -> running on Landed, and come back from a lease on Landed or Freed only.
 
+    A reservation names the leading tokens that are here already; their pages are shared, and nobody writes into them. What has landed may be found
+    by others at once, an answer when it has ended; what has not landed never.
+
     A local room's pages are never published: they go FREE -> running, and its prompt is computed in chunks beside the decode rows.
     """
 
-    def __init__(self, allocator: PageAllocator, limits: Limits, importer: KVImporter, on_release: Callable[[Sequence], None] | None = None) -> None:
-        self._allocator = allocator
+    def __init__(self, book: PageBook, limits: Limits, importer: KVImporter, on_release: Callable[[Sequence], None] | None = None) -> None:
+        self._book = book
         self._limits = limits
         self._importer = importer
         self._waiting = AdmissionQueue(limits.max_passes)
-        self._running = RunningSet(allocator, limits, Role.DECODE, on_release)
+        self._running = RunningSet(book, limits, Role.DECODE, on_release)
         self._rooms: dict[int, Room] = {}
         self._events: list[EngineEvent] = []
         self._num_local = 0
@@ -128,21 +131,22 @@ class DecodeScheduler:
     def stats(self) -> EngineStats:
         held = dict.fromkeys(Stage, 0)
         for state in self._rooms.values():
-            held[state.stage] += state.sequence.pages.num_pages
+            held[state.stage] += state.sequence.num_own_pages
         leased = held[Stage.PUBLISHED] + held[Stage.ABORTING]
         quarantined = min(self._importer.quarantined_pages(), leased)
         return EngineStats(
-            total_pages=self._allocator.num_pages,
-            free_pages=self._allocator.num_free,
+            total_pages=self._book.num_pages,
+            free_pages=self._book.num_free,
             reserved_pages=held[Stage.RESERVED],
             published_pages=leased - quarantined,
             quarantined_pages=quarantined,
-            running_pages=held[Stage.RUNNING] + self._running.num_leaving_pages,
+            running_pages=held[Stage.RUNNING] + self._running.num_leaving_pages + self._book.num_shared,
             rooms=len(self._rooms),
             waiting=len(self._waiting),
             running=len(self._running),
             tokens_in_flight=self._running.num_tokens + sum(len(state.sequence.tokens) for state in self._in_transfer()),
             extra=self._running.counts()
+            | self._book.counts()
             | {
                 "pending_prompt_tokens": self._pending_prompt_tokens(),
                 "local_prefills": self._num_local,
@@ -167,28 +171,29 @@ class DecodeScheduler:
         if not may_publish and not may_run:
             return _never
         promised = self._running.promised_pages() + sum(self._limits.growth_pages(state.sequence) for state in in_transfer)
-        fits = self._limits.room_for(self._allocator.num_free - promised, alone=not in_transfer and not len(self._running))
+        fits = self._limits.room_for(self._book.num_free - promised, alone=not in_transfer and not len(self._running))
         return lambda sequence: (may_run if sequence.request.local else may_publish) and fits(sequence)
 
     def _start_local(self, state: Room) -> None:
         sequence = state.sequence
-        self._allocator.allocate(sequence.pages, self._limits.pages_for(sequence.num_prompt), self._limits.headroom(sequence))
+        self._book.admit(sequence, self._limits.pages_for(sequence.num_prompt), self._limits.headroom(sequence))
+        sequence.num_computed = sequence.num_resident
         state.stage = Stage.RUNNING
         self._num_local += 1
-        self._events += [Reserved(sequence.room, sequence.pages.num_pages, resident_tokens=0), PrefillStarted(sequence.room)]
+        self._events += [Reserved(sequence.room, sequence.pages.num_pages, sequence.num_resident), PrefillStarted(sequence.room)]
         self._running.admit(sequence)
 
     def _reserve(self, state: Room) -> None:
         sequence = state.sequence
-        self._allocator.allocate(sequence.pages, self._limits.pages_for(sequence.num_prompt), self._limits.headroom(sequence))
+        self._book.admit(sequence, self._limits.pages_for(sequence.num_prompt), self._limits.headroom(sequence), must_compute=False)
         state.stage = Stage.RESERVED
-        reservation = Reservation(sequence.room, tuple(sequence.pages.extents), sequence.num_prompt, resident_tokens=0)
+        reservation = Reservation(sequence.room, tuple(sequence.pages.extents), sequence.num_prompt, sequence.num_resident)
         self._importer.publish(sequence.request, reservation)
 
     def _published(self, state: Room) -> None:
         if state.stage is Stage.RESERVED:
             state.stage = Stage.PUBLISHED
-            self._events.append(Reserved(state.sequence.room, state.sequence.pages.num_pages, resident_tokens=0))
+            self._events.append(Reserved(state.sequence.room, state.sequence.pages.num_pages, state.sequence.num_resident))
 
     def _landed(self, state: Room, event: Landed) -> None:
         sequence = state.sequence
@@ -202,7 +207,8 @@ class DecodeScheduler:
             return
         state.stage = Stage.RUNNING
         sequence.tokens.append(event.first_token)
-        sequence.num_computed = sequence.num_prompt
+        sequence.num_computed = sequence.num_sure = sequence.num_prompt
+        self._book.keep(sequence, sequence.num_prompt)
         self._events.append(KVReady(sequence.room, event.digest_checked, event.exposed_s, event.first_token))
         reason = sequence.finish_reason(self._limits.max_model_len)
         if reason is None:
@@ -224,7 +230,7 @@ class DecodeScheduler:
             self._release(state)
 
     def _release(self, state: Room) -> None:
-        self._allocator.free(state.sequence.pages)
+        self._book.release(state.sequence)
         del self._rooms[state.sequence.room]
 
 

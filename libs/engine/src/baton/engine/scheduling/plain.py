@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from collections.abc import Sequence as List
 
-from baton.engine.allocator import PageAllocator
 from baton.engine.errors import DuplicateRoomError
+from baton.engine.page_book import PageBook
 from baton.engine.scheduling.admission import AdmissionQueue
 from baton.engine.scheduling.failures import expired, refusal
 from baton.engine.scheduling.running import RunningSet
@@ -17,11 +17,11 @@ from baton.engine.types import EngineEvent, EngineStats, Failed, Failure, Finish
 class PlainScheduler:
     """Prompts in chunks beside the decode rows of the same step."""
 
-    def __init__(self, allocator: PageAllocator, limits: Limits, on_release: Callable[[Sequence], None] | None = None) -> None:
-        self._allocator = allocator
+    def __init__(self, book: PageBook, limits: Limits, on_release: Callable[[Sequence], None] | None = None) -> None:
+        self._book = book
         self._limits = limits
         self._waiting = AdmissionQueue(limits.max_passes)
-        self._running = RunningSet(allocator, limits, Role.PLAIN, on_release)
+        self._running = RunningSet(book, limits, Role.PLAIN, on_release)
         self._rooms: dict[int, Sequence] = {}
         self._events: list[EngineEvent] = []
 
@@ -56,7 +56,8 @@ class PlainScheduler:
     def plan(self) -> StepPlan:
         self._running.resume()
         while (sequence := self._waiting.take(self._admits())) is not None:
-            self._allocator.allocate(sequence.pages, self._limits.pages_for(len(sequence.tokens)), self._limits.headroom(sequence))
+            self._book.admit(sequence, self._limits.pages_for(len(sequence.tokens)), self._limits.headroom(sequence))
+            sequence.num_computed = sequence.num_resident
             self._running.admit(sequence)
             self._events.append(PrefillStarted(sequence.room))
         return StepPlan(tuple(self._running.plan()))
@@ -82,14 +83,14 @@ class PlainScheduler:
 
     def stats(self) -> EngineStats:
         return EngineStats(
-            total_pages=self._allocator.num_pages,
-            free_pages=self._allocator.num_free,
-            running_pages=self._running.num_pages,
+            total_pages=self._book.num_pages,
+            free_pages=self._book.num_free,
+            running_pages=self._running.num_pages + self._book.num_shared,
             rooms=len(self._rooms),
             waiting=len(self._waiting),
             running=len(self._running),
             tokens_in_flight=self._running.num_tokens,
-            extra=self._running.counts() | {"pending_prompt_tokens": self._pending_prompt_tokens()},
+            extra=self._running.counts() | self._book.counts() | {"pending_prompt_tokens": self._pending_prompt_tokens()},
         )
 
     def _pending_prompt_tokens(self) -> int:
@@ -99,7 +100,7 @@ class PlainScheduler:
         """Whether a sequence may be let in now, counting the growth of what runs and what was retracted."""
         if not self._waiting or len(self._running) >= self._limits.max_running:
             return _never
-        return self._limits.room_for(self._allocator.num_free - self._running.promised_pages(), alone=not len(self._running))
+        return self._limits.room_for(self._book.num_free - self._running.promised_pages(), alone=not len(self._running))
 
 
 def _never(_: Sequence) -> bool:

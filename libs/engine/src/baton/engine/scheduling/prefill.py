@@ -8,8 +8,8 @@ from collections.abc import Mapping
 from collections.abc import Sequence as List
 from dataclasses import dataclass
 
-from baton.engine.allocator import PageAllocator
 from baton.engine.errors import DuplicateRoomError
+from baton.engine.page_book import PageBook
 from baton.engine.ports import ExportEvent, KVExporter, PublishedSlots, SendDone, SendFailed, SendStarted
 from baton.engine.scheduling.admission import AdmissionQueue
 from baton.engine.scheduling.failures import expired, not_finite, refusal
@@ -69,8 +69,8 @@ class PrefillScheduler:
     not wait for that conversation. Nothing is said of it until then: a room that decode refuses may still be tried elsewhere.
     """
 
-    def __init__(self, allocator: PageAllocator, limits: Limits, exporter: KVExporter) -> None:
-        self._allocator = allocator
+    def __init__(self, book: PageBook, limits: Limits, exporter: KVExporter) -> None:
+        self._book = book
         self._limits = limits
         self._exporter = exporter
         self._waiting = AdmissionQueue(limits.max_passes)
@@ -78,6 +78,8 @@ class PrefillScheduler:
         self._rooms: dict[int, Room] = {}
         self._events: list[EngineEvent] = []
         self._later: list[ExportEvent] = []
+        # Of rooms that the next plan begins with: what the prefix tree has of them.
+        self._resident: list[tuple[int, int, int]] = []
 
     def add(self, request: Request) -> None:
         if request.room in self._rooms:
@@ -144,6 +146,7 @@ class PrefillScheduler:
             self._start(early)
         slices: list[Slice] = []
         exports: list[tuple[int, int, int]] = []
+        resident, self._resident = self._resident, []
         budget = self._limits.max_num_batched_tokens
         for state in self._computing.values():
             if not budget:
@@ -154,7 +157,7 @@ class PrefillScheduler:
             budget -= count
             slices.append(Slice(sequence, sequence.num_computed, count, samples=count == missing))
             exports += self._hand_over(state, sequence.num_computed + count)
-        return StepPlan(tuple(slices), tuple(exports))
+        return StepPlan(tuple(slices), tuple(exports), tuple(resident))
 
     def advance(self, plan: StepPlan) -> None:
         for piece in plan.slices:
@@ -169,10 +172,13 @@ class PrefillScheduler:
             if not piece.samples:
                 continue
             place, token = next(tokens)
+            if token is not None:
+                self._book.keep(piece.sequence, piece.sequence.num_prompt)
             state = self._rooms.get(piece.sequence.room)
             if state is None or state.sequence is not piece.sequence or state.stage is not Stage.COMPUTING:
                 continue  # it ended while its last chunk ran
             if token is None:
+                self._book.damaged(piece.sequence)
                 self._close(state, not_finite(Role.PREFILL))
                 continue
             state.stage = Stage.SENDING
@@ -193,14 +199,15 @@ class PrefillScheduler:
         stages = Counter(state.stage for state in self._rooms.values())
         pending = (state.sequence for state in self._rooms.values() if state.stage in (Stage.BOOTSTRAPPING, Stage.WAITING, Stage.COMPUTING))
         return EngineStats(
-            total_pages=self._allocator.num_pages,
-            free_pages=self._allocator.num_free,
-            running_pages=sum(state.sequence.pages.num_pages for state in self._rooms.values()),
+            total_pages=self._book.num_pages,
+            free_pages=self._book.num_free,
+            running_pages=sum(state.sequence.num_own_pages for state in self._rooms.values()) + self._book.num_shared,
             rooms=len(self._rooms),
             waiting=stages[Stage.BOOTSTRAPPING] + stages[Stage.WAITING],
             running=len(self._computing),
             tokens_in_flight=sum(len(state.sequence.tokens) for state in self._rooms.values() if state.sequence.pages.num_pages),
-            extra={
+            extra=self._book.counts()
+            | {
                 "bootstrapping": stages[Stage.BOOTSTRAPPING],
                 "in_transfer": stages[Stage.SENDING] + stages[Stage.CLOSING],
                 "pending_tokens": sum(sequence.length - sequence.num_computed for sequence in pending),
@@ -208,7 +215,7 @@ class PrefillScheduler:
         )
 
     def _fits(self, sequence: Sequence) -> bool:
-        return len(self._computing) < self._limits.max_running and self._limits.pages_for(sequence.num_prompt) <= self._allocator.num_free
+        return len(self._computing) < self._limits.max_running and self._limits.pages_for(sequence.num_prompt) <= self._book.num_free
 
     def _early(self) -> Room | None:
         """The oldest room, if it may be computed before it is published: only while nothing else is computed or could be, one at a time, and in a
@@ -217,15 +224,17 @@ class PrefillScheduler:
             return None
         for state in self._rooms.values():
             if state.stage is Stage.BOOTSTRAPPING:
-                return state if EARLY_PART * self._limits.pages_for(state.sequence.num_prompt) <= self._allocator.num_free else None
+                return state if EARLY_PART * self._limits.pages_for(state.sequence.num_prompt) <= self._book.num_free else None
         return None
 
     def _start(self, state: Room) -> None:
         sequence = state.sequence
-        self._allocator.allocate(sequence.pages, self._limits.pages_for(sequence.num_prompt))
+        self._book.admit(sequence, self._limits.pages_for(sequence.num_prompt))
+        sequence.num_computed = sequence.num_resident
         state.stage = Stage.COMPUTING
         self._computing[sequence.room] = state
         self._exporter.start(sequence.room, tuple(sequence.pages.extents), sequence.num_prompt)
+        self._resident += self._hand_over(state, sequence.num_resident)
         if state.published:
             self._events.append(PrefillStarted(sequence.room))
 
@@ -281,5 +290,5 @@ class PrefillScheduler:
     def _release(self, state: Room) -> None:
         self._waiting.remove(state.sequence.room)
         self._computing.pop(state.sequence.room, None)
-        self._allocator.free(state.sequence.pages)
+        self._book.release(state.sequence)
         del self._rooms[state.sequence.room]

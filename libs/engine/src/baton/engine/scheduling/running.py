@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from collections.abc import Sequence as List
 
-from baton.engine.allocator import PageAllocator
+from baton.engine.page_book import PageBook
 from baton.engine.scheduling.failures import not_finite
 from baton.engine.scheduling.sequence import NO_LOGPROBS, Limits, Sequence, Slice
 from baton.engine.types import EngineEvent, Failed, Finished, Logprobs, Role, Token
@@ -23,8 +23,8 @@ class RunningSet:
     on_release: told of every sequence that is not computed any more (or not for now, when it is retracted).
     """
 
-    def __init__(self, allocator: PageAllocator, limits: Limits, role: Role, on_release: Callable[[Sequence], None] | None = None) -> None:
-        self._allocator = allocator
+    def __init__(self, book: PageBook, limits: Limits, role: Role, on_release: Callable[[Sequence], None] | None = None) -> None:
+        self._book = book
         self._limits = limits
         self._role = role
         self._on_release = on_release
@@ -51,12 +51,13 @@ class RunningSet:
 
     @property
     def num_pages(self) -> int:
-        return sum(sequence.pages.num_pages for sequence in self._running) + self.num_leaving_pages
+        """That are the sequences' own."""
+        return sum(sequence.num_own_pages for sequence in self._running) + self.num_leaving_pages
 
     @property
     def num_leaving_pages(self) -> int:
         """Of sequences that ended while a launched step still writes into them."""
-        return sum(sequence.pages.num_pages for sequence in self._leaving)
+        return sum(sequence.num_own_pages for sequence in self._leaving)
 
     @property
     def num_pending_prompt_tokens(self) -> int:
@@ -88,16 +89,17 @@ class RunningSet:
             return False
         oldest = self._retracted[0]
         if not self._running:
-            return self._allocator.num_free >= self._limits.pages_for(len(oldest.tokens))
+            return self._book.num_free >= self._limits.pages_for(len(oldest.tokens))
         growth = sum(self._limits.growth_pages(sequence) for sequence in self._running)
-        return self._allocator.num_free >= growth + self._limits.growth_pages(oldest)
+        return self._book.num_free >= growth + self._limits.growth_pages(oldest)
 
     def resume(self) -> None:
         """Gives pages back to retracted sequences, oldest first, while what runs keeps room to grow."""
         while self.can_resume():
             sequence = self._retracted.pop(0)
-            self._allocator.allocate(sequence.pages, self._limits.pages_for(len(sequence.tokens)), self._limits.headroom(sequence))
-            self.num_recomputed_tokens += len(sequence.tokens)
+            self._book.admit(sequence, self._limits.pages_for(len(sequence.tokens)), self._limits.headroom(sequence))
+            sequence.num_computed = sequence.num_resident
+            self.num_recomputed_tokens += len(sequence.tokens) - sequence.num_resident
             self._running.append(sequence)
             self._running.sort(key=self._ticket)
 
@@ -139,7 +141,7 @@ class RunningSet:
             if sequence in self._leaving:
                 continue
             if piece.samples:
-                events += self._take(sequence, token, logprobs.get(place))
+                events += self._take(piece, token, logprobs.get(place))
                 if not isinstance(events[-1], Token):
                     over.add(sequence.room)
         if over:
@@ -152,9 +154,15 @@ class RunningSet:
         self._drop({room})
         self._let_go()
 
-    def _take(self, sequence: Sequence, token: int | None, logprobs: Logprobs | None) -> list[EngineEvent]:
+    def _take(self, piece: Slice, token: int | None, logprobs: Logprobs | None) -> list[EngineEvent]:
+        sequence = piece.sequence
         if token is None:
+            sequence.num_sure = 0
+            self._book.damaged(sequence)
             return [Failed(sequence.room, not_finite(self._role))]
+        sequence.num_sure = piece.start + piece.count
+        if piece.start < sequence.num_prompt:
+            self._book.keep(sequence, sequence.num_sure)
         sequence.tokens.append(token)
         drawn = Token(sequence.room, sequence.num_answered - 1, token, logprobs)
         reason = sequence.finish_reason(self._limits.max_model_len)
@@ -173,8 +181,14 @@ class RunningSet:
         if self._leaving:
             for sequence in self._leaving:
                 if not sequence.num_in_flight:
-                    self._allocator.free(sequence.pages)
+                    self._give_back(sequence)
             self._leaving = [sequence for sequence in self._leaving if sequence.num_in_flight]
+
+    def _give_back(self, sequence: Sequence) -> None:
+        """Its pages; what was computed for sure may be found again, the answer's too."""
+        self._book.keep(sequence, sequence.num_sure)
+        self._book.release(sequence)
+        sequence.num_sure = sequence.num_computed = 0
 
     def _release(self, sequence: Sequence) -> None:
         if self._on_release is not None:
@@ -191,7 +205,7 @@ class RunningSet:
         while index < len(going):
             sequence = going[index]
             missing = self._limits.pages_for(sequence.length) - sequence.pages.num_pages
-            if missing <= 0 or self._allocator.allocate(sequence.pages, missing, self._limits.headroom(sequence)):
+            if missing <= 0 or self._book.grow(sequence, missing, self._limits.headroom(sequence)):
                 index += 1
             elif self._num_launched:
                 return False
@@ -203,8 +217,7 @@ class RunningSet:
 
     def _retract(self, sequence: Sequence) -> None:
         self._release(sequence)
-        self._allocator.free(sequence.pages)
-        sequence.num_computed = 0
+        self._give_back(sequence)
         self.num_retractions += 1
         self._retracted.append(sequence)
         self._retracted.sort(key=self._ticket)

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 
 from baton.engine.page_table import PageTable
+from baton.engine.prefix_tree import PrefixNode
 from baton.engine.types import FinishReason, Logprobs, Request
 
 #: Of a step in which nobody asked for any.
@@ -18,6 +19,8 @@ class Sequence:
     """tokens: prompt, then answer, as far as known here. num_pending: tokens that a launched step draws and the host has not read yet.
     num_computed: leading tokens whose keys and values are in `pages`, or will be when all that was launched has run.
     num_in_flight: launched slices whose outcome has not been read: until then a device may still write into `pages`.
+    num_sure: leading tokens whose keys and values have been computed, and gave logits that were finite.
+    num_resident: leading tokens that were here before the sequence came. prefix, num_shared_pages: what of `pages` is the prefix tree's, and held.
 
     A sequence computes tokens [num_computed, length); when all are computed, the last one's logits give the next token.
     So a decode step, a prompt's chunk and the recompute after a retraction are the same thing with other numbers.
@@ -28,6 +31,10 @@ class Sequence:
     num_computed: int = 0
     num_pending: int = 0
     num_in_flight: int = 0
+    num_sure: int = 0
+    num_resident: int = 0
+    num_shared_pages: int = 0
+    prefix: PrefixNode | None = None
     pages: PageTable = field(default_factory=PageTable)
 
     @property
@@ -37,6 +44,11 @@ class Sequence:
     @property
     def num_prompt(self) -> int:
         return len(self.request.prompt)
+
+    @property
+    def num_own_pages(self) -> int:
+        """Pages that nobody else may hold."""
+        return self.pages.num_pages - self.num_shared_pages
 
     @property
     def length(self) -> int:
@@ -85,10 +97,12 @@ class Slice:
 
 @dataclass(frozen=True, slots=True)
 class StepPlan:
-    """exports: (room, first page, number of pages) that are complete once this step has written its keys and values."""
+    """exports: (room, first page, number of pages) that are complete once this step has written its keys and values. resident: those that are
+    complete already, of rooms that this step begins with."""
 
     slices: tuple[Slice, ...] = ()
     exports: tuple[tuple[int, int, int], ...] = ()
+    resident: tuple[tuple[int, int, int], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
