@@ -173,3 +173,30 @@ def test_more_is_asked_than_a_vocabulary_has():
     best = told(row, 20)
     assert [token for token, _ in best.top] == [2, 1, 0]
     assert best.logprob == best.top[2][1]
+
+
+def test_a_seed_draws_the_same_answer_wherever_and_with_whomever(tiny, on_gpu_path):
+    """Alone and in a batch, plain and split, with pages that are lost on the way, on the CPU's path and on the GPU's."""
+    asked = {}
+    for room, prompt in enumerate(prompts([9, 33, 1, 20, 14, 50], seed=6), start=1):
+        some = list(SETTINGS.values())[room % 5] if room % 2 else {}
+        asked[room] = request(room, prompt, max_tokens=18, temperature=1.1, top_p=0.97, top_k=60, min_p=0.005, seed=(1 << 63) + room, **some)
+    alone = {}
+    for each in asked.values():
+        one = engine(tiny.ours)
+        one.add(each)
+        alone |= answers(run(one))
+    assert len({tuple(tokens) for tokens in alone.values()}) == len(asked)
+    for model in (tiny.ours, on_gpu_path):
+        for settings in ({}, {"max_num_batched_tokens": 13}, {"num_pages": 40, "growth_tokens": 2}):
+            plain = engine(model, **settings)
+            for each in asked.values():
+                plain.add(each)
+            assert answers(run(plain)) == alone
+            assert bool(plain.stats().extra["retractions"]) is ("num_pages" in settings)
+        if DEVICE.type == "cpu":
+            pair = Pair(model, decode_pages=40, growth_tokens=2)
+            pair.add(*asked.values())
+            assert legs(pair.run()) == alone
+            assert pair.decode.stats().extra["retractions"] >= 1
+            pair.assert_clean()

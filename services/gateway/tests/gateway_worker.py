@@ -48,6 +48,12 @@ class Shared:
         return STOP if self.tokens(start)[-1] in start.sampling.stop_token_ids else LENGTH
 
 
+def scripted_logprobs(token: int, num_top: int) -> inference_pb2.TokenLogprobs:
+    """What every scripted worker says of a token: the most probable ones are it and those before it."""
+    top = [token - number for number in range(num_top)]
+    return inference_pb2.TokenLogprobs(logprob=-token / 1000, top_token_ids=top, top_logprobs=[-token / 1000 - number for number in range(num_top)])
+
+
 Script = Callable[["ScriptedWorker", worker_pb2.Start], Awaitable[None]]
 
 
@@ -78,7 +84,17 @@ async def by_the_book(worker: ScriptedWorker, start: worker_pb2.Start) -> None:
     worker.event(room, finished=worker_pb2.Finished(reason=worker.shared.reason(start), completion_tokens=len(answer)))
 
 
-TRANSFER = inference_pb2.TransferReport(transport="sysv", bytes=46_080, puts=3, duration_ms=1.5, exposed_ms=9.0)
+TRANSFER = inference_pb2.TransferReport(
+    transport="sysv",
+    bytes=46_080,
+    puts=3,
+    duration_ms=1.5,
+    exposed_ms=9.0,
+    parts=[
+        inference_pb2.TransferPart(first_layer=0, num_layers=1, start_ms=0.0, duration_ms=0.5, bytes=23_040),
+        inference_pb2.TransferPart(first_layer=1, num_layers=1, start_ms=0.75, duration_ms=0.625, bytes=23_040),
+    ],
+)
 
 
 async def silence(worker: ScriptedWorker, start: worker_pb2.Start) -> None:
@@ -96,6 +112,7 @@ class ScriptedWorker(worker_pb2_grpc.WorkerServicer):
     max_model_len: int = 512
     total_pages: int = 64
     page_size: int = 16
+    sampling_level: int = 1
     fingerprint: dict[str, Any] = field(default_factory=dict)
     script: Script = by_the_book
     port: int = 0
@@ -160,6 +177,7 @@ class ScriptedWorker(worker_pb2_grpc.WorkerServicer):
             "fingerprint": self.fingerprint,
             "max_model_len": self.max_model_len,
             "total_pages": self.total_pages,
+            "sampling_level": self.sampling_level,
         }
         return ScriptedWorker(**(about | changes))
 
@@ -182,6 +200,7 @@ class ScriptedWorker(worker_pb2_grpc.WorkerServicer):
             fingerprint=common_pb2.KVFingerprint(**(fingerprint | self.fingerprint)),
             bootstrap_address=self.bootstrap if self.role == "prefill" else "",
             load=self.load(),
+            sampling_level=self.sampling_level,
         )
 
     async def Session(self, request_iterator: AsyncIterator[worker_pb2.Command], context: Any) -> AsyncIterator[worker_pb2.Report]:  # noqa: N802
@@ -254,7 +273,12 @@ class ScriptedWorker(worker_pb2_grpc.WorkerServicer):
 
     def tokens(self, room: int, first: int, tokens: Sequence[int]) -> None:
         indexes = range(first, first + len(tokens))
-        self.report(worker_pb2.Report(rooms=[room] * len(tokens), indexes=indexes, tokens=tokens))
+        report = worker_pb2.Report(rooms=[room] * len(tokens), indexes=indexes, tokens=tokens)
+        asked = next((start.sampling for start in self.starts if start.room == room), None)
+        if asked is not None and asked.HasField("top_logprobs"):
+            for index, token in zip(indexes, tokens, strict=True):
+                report.logprobs.append(worker_pb2.RoomLogprobs(room=room, index=index, logprobs=scripted_logprobs(token, asked.top_logprobs)))
+        self.report(report)
 
     def fail(self, room: int, code: grpc.StatusCode, cause: str, message: str = "as scripted", **more: Any) -> None:
         self.event(room, failed=common_pb2.Failure(code=code.value[0], cause=cause, message=message, **more))

@@ -12,9 +12,18 @@ from baton.wire.v1 import common_pb2, worker_pb2
 STOP, LENGTH = common_pb2.FINISH_REASON_STOP, common_pb2.FINISH_REASON_LENGTH
 
 
-def sampling(max_tokens: int, min_tokens: int = 0, stop: tuple[int, ...] = ()) -> worker_pb2.Sampling:
+def sampling(max_tokens: int, min_tokens: int = 0, stop: tuple[int, ...] = (), answered: int = 0) -> worker_pb2.Sampling:
     return worker_pb2.Sampling(
-        temperature=1, top_p=0.5, top_k=4, min_p=0.25, seed=7, max_tokens=max_tokens, min_tokens=min_tokens, stop_token_ids=stop
+        temperature=1,
+        top_p=0.5,
+        top_k=4,
+        min_p=0.25,
+        seed=7,
+        max_tokens=max_tokens,
+        min_tokens=min_tokens,
+        stop_token_ids=stop,
+        presence_penalty=0.5,
+        answered_tokens=answered,
     )
 
 
@@ -22,9 +31,10 @@ def test_the_rest_is_the_same_request_further_on() -> None:
     admitted = Admitted([1, 2], sampling(10, 4, (9,)), ("end",))
     rest = continued(admitted, [5, 6, 7])
     assert (rest.prompt, rest.stop) == ([1, 2, 5, 6, 7], ("end",))
-    assert rest.sampling == sampling(7, 1, (9,))
+    assert rest.sampling == sampling(7, 1, (9,), answered=3)
+    assert continued(rest, [8]).sampling == sampling(6, 0, (9,), answered=4)
     assert admitted.sampling == sampling(10, 4, (9,))  # the request itself stays what it was
-    assert continued(admitted, [5] * 9).sampling == sampling(1, 0, (9,))
+    assert continued(admitted, [5] * 9).sampling == sampling(1, 0, (9,), answered=9)
     assert continued(admitted, []) is admitted
 
 

@@ -48,7 +48,14 @@ def messages(descriptor: Descriptor, kind: type[Message]) -> st.SearchStrategy[M
             return messages(field.message_type, getattr(pb, field.message_type.name))
         return _SCALARS[field.type]()
 
-    fields = {field.name: st.lists(values(field), max_size=20) if field.is_repeated else values(field) for field in descriptor.fields}
+    def several(field: FieldDescriptor) -> st.SearchStrategy[Any]:
+        entry = field.message_type
+        if entry is not None and entry.GetOptions().map_entry:
+            key, value = entry.fields
+            return st.dictionaries(values(key), values(value), max_size=20)
+        return st.lists(values(field), max_size=20)
+
+    fields = {field.name: several(field) if field.is_repeated else values(field) for field in descriptor.fields}
     return st.fixed_dictionaries({}, optional=fields).map(lambda given: kind(**_one_of_each(descriptor, given)))
 
 

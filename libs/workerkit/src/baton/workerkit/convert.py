@@ -13,6 +13,7 @@ from baton.engine.types import (
     Finished,
     FinishReason,
     KVReady,
+    Logprobs,
     PrefillStarted,
     Reserved,
     Role,
@@ -52,6 +53,12 @@ def failure_from_wire(failure: common_pb2.Failure, *, default_origin: str) -> Fa
         cause=failure.cause or "unknown",
         message=failure.message,
     )
+
+
+def logprobs_to_wire(room: int, index: int, logprobs: Logprobs) -> worker_pb2.RoomLogprobs:
+    tokens, values = zip(*logprobs.top, strict=True) if logprobs.top else ((), ())
+    of_token = inference_pb2.TokenLogprobs(logprob=logprobs.logprob, top_token_ids=tokens, top_logprobs=values)
+    return worker_pb2.RoomLogprobs(room=room, index=index, logprobs=of_token)
 
 
 def transfer_to_wire(stats: TransferStats) -> inference_pb2.TransferReport:

@@ -18,7 +18,7 @@ from baton.wire.v1 import common_pb2, worker_pb2
 from baton.workerkit.convert import ROLES, event_to_wire, failure_to_wire, load_to_wire
 from baton.workerkit.errors import HostStoppedError, RefusedError
 from baton.workerkit.host import Batch, EngineHost
-from baton.workerkit.intake import Limits, take
+from baton.workerkit.intake import SAMPLING_LEVEL, Limits, take
 from baton.workerkit.metrics import TransferMetrics, observe_engine, observe_front
 from baton.workerkit.reaper import Reaper
 from baton.workerkit.rooms import OpenRoom, RoomTable, ends, open_room
@@ -213,6 +213,7 @@ class WorkerFront:
             draining=self.draining,
             version=about.version,
         )
+            sampling_level=SAMPLING_LEVEL,
 
     def _check_capacity(self, room: int) -> None:
         if self.draining:

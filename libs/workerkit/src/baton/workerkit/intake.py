@@ -3,13 +3,23 @@
 from __future__ import annotations
 
 import math
+import struct
 from dataclasses import dataclass, field
 
-from baton.engine.types import MAX_STOP_TOKENS, Request, Role, SamplingParams
+from baton.engine.types import MAX_STOP_TOKENS, MAX_TOP_LOGPROBS, Request, Role, SamplingParams
 from baton.wire.v1 import common_pb2, worker_pb2
 from baton.workerkit.errors import RefusedError
 
 MAX_ROOM = 2**63 - 1
+
+#: Which fields of the wire's Sampling are heeded here: the proto says what the numbers mean.
+SAMPLING_LEVEL = 1
+
+#: Outside of it a 32-bit logit may overflow.
+REPETITION_PENALTY = (0.01, 10.0)
+MAX_PENALTY = 2.0
+MAX_BIAS = 100.0
+MAX_BIASED_TOKENS = 300
 
 _LEGS = {Role.PREFILL: ("prefill",), Role.DECODE: ("decode", "local"), Role.PLAIN: ("plain",)}
 
@@ -109,6 +119,7 @@ def _sampling(wire: worker_pb2.Sampling, num_prompt: int, limits: Limits) -> Sam
         raise _invalid("sampling_out_of_range", f"sampling.stop_token_ids has {len(wire.stop_token_ids)} tokens, the limit is {MAX_STOP_TOKENS}")
     if (highest := max(wire.stop_token_ids, default=0)) >= limits.vocab_size:
         raise _invalid("token_out_of_range", f"sampling.stop_token_ids has token {highest}, the model's vocabulary is [0, {limits.vocab_size})")
+    _check_adjustments(wire, num_prompt, limits)
     return SamplingParams(
         temperature=wire.temperature,
         top_p=wire.top_p,
@@ -118,7 +129,42 @@ def _sampling(wire: worker_pb2.Sampling, num_prompt: int, limits: Limits) -> Sam
         max_tokens=wire.max_tokens,
         min_tokens=wire.min_tokens,
         stop_token_ids=frozenset(wire.stop_token_ids),
+        repetition_penalty=wire.repetition_penalty or 1.0,
+        presence_penalty=wire.presence_penalty,
+        frequency_penalty=wire.frequency_penalty,
+        logit_bias=tuple(zip(wire.bias_token_ids, wire.bias_values, strict=True)),
+        top_logprobs=wire.top_logprobs if wire.HasField("top_logprobs") else None,
+        answered_tokens=wire.answered_tokens,
     )
+
+
+def _check_adjustments(wire: worker_pb2.Sampling, num_prompt: int, limits: Limits) -> None:
+    low, high = REPETITION_PENALTY
+    if wire.repetition_penalty and not _float32(low) <= wire.repetition_penalty <= high:
+        raise _invalid("sampling_out_of_range", f"sampling.repetition_penalty={wire.repetition_penalty} is outside [{low}, {high}]")
+    for name in ("presence_penalty", "frequency_penalty"):
+        if not abs(getattr(wire, name)) <= MAX_PENALTY:
+            raise _invalid("sampling_out_of_range", f"sampling.{name}={getattr(wire, name)} is outside [{-MAX_PENALTY}, {MAX_PENALTY}]")
+    if len(wire.bias_token_ids) != len(wire.bias_values):
+        text = f"sampling.bias_token_ids has {len(wire.bias_token_ids)} tokens and bias_values {len(wire.bias_values)} numbers: send one for each"
+        raise _invalid("sampling_out_of_range", text)
+    if len(wire.bias_token_ids) > MAX_BIASED_TOKENS:
+        raise _invalid("sampling_out_of_range", f"sampling.bias_token_ids has {len(wire.bias_token_ids)} tokens, the limit is {MAX_BIASED_TOKENS}")
+    if (highest := max(wire.bias_token_ids, default=0)) >= limits.vocab_size:
+        raise _invalid("token_out_of_range", f"sampling.bias_token_ids has token {highest}, the model's vocabulary is [0, {limits.vocab_size})")
+    for value in wire.bias_values:
+        if not abs(value) <= MAX_BIAS:
+            raise _invalid("sampling_out_of_range", f"sampling.bias_values has {value}, which is outside [{-MAX_BIAS}, {MAX_BIAS}]")
+    if wire.top_logprobs > MAX_TOP_LOGPROBS:
+        raise _invalid("sampling_out_of_range", f"sampling.top_logprobs={wire.top_logprobs} is above {MAX_TOP_LOGPROBS}")
+    if wire.answered_tokens >= num_prompt:
+        raise _invalid("sampling_out_of_range", f"sampling.answered_tokens={wire.answered_tokens} is not below the prompt's {num_prompt} tokens")
+
+
+def _float32(value: float) -> float:
+    """As the wire carries it."""
+    rounded: float = struct.unpack("<f", struct.pack("<f", value))[0]
+    return rounded
 
 
 def _check_pool(num_prompt: int, max_tokens: int, limits: Limits) -> None:

@@ -9,6 +9,7 @@ import asyncio
 
 from baton.engine.types import Token
 from baton.wire.v1 import worker_pb2
+from baton.workerkit.convert import logprobs_to_wire
 
 
 class GatewaySession:
@@ -38,6 +39,9 @@ class GatewaySession:
         report.rooms.extend([event.room for event in events])
         report.indexes.extend([event.index for event in events])
         report.tokens.extend([event.token for event in events])
+        for event in events:
+            if event.logprobs is not None:
+                report.logprobs.append(logprobs_to_wire(event.room, event.index, event.logprobs))
         self._something.set()
 
     def load(self, load: worker_pb2.WorkerLoad, draining: bool) -> None:

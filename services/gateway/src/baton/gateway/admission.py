@@ -6,10 +6,10 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Protocol, TypeVar
 
-from baton.gateway.errors import EmptyPromptError, OutOfRangeError, PromptTooLongError
+from baton.gateway.errors import EmptyPromptError, OutOfRangeError, PromptTooLongError, UnsupportedError
 from baton.gateway.limits import Limit, RouteLimits
 from baton.gateway.requests import SamplingOptions
-from baton.gateway.sampling import fill
+from baton.gateway.sampling import beyond_level, fill
 from baton.wire.v1 import worker_pb2
 
 
@@ -28,6 +28,8 @@ class Admitted:
     prompt: list[int]
     sampling: worker_pb2.Sampling
     stop: tuple[str, ...]
+    #: Which fields of the wire's Sampling it needs.
+    sampling_level: int = 0
 
 
 def check_tokens(ids: Sequence[int], field: str, vocab_size: int) -> None:
@@ -40,18 +42,19 @@ def check_tokens(ids: Sequence[int], field: str, vocab_size: int) -> None:
 def admit(prompt: list[int], field: str, options: SamplingOptions, routes: Sequence[R], eos_token_ids: Iterable[int]) -> tuple[Admitted, list[R]]:
     """The filled-in request and the routes that can take it, at least one. `options` have passed `check_ranges`; `routes` is not empty.
 
-    Raises EmptyPromptError, PromptTooLongError, OutOfRangeError (max_tokens, min_tokens) with the numbers.
+    Raises EmptyPromptError, PromptTooLongError, UnsupportedError, OutOfRangeError (max_tokens, min_tokens) with the numbers.
     """
     if not prompt:
         raise EmptyPromptError(field, f"{field} is empty: it must have at least one token")
-    takers = _fitting_prompt(len(prompt), field, routes)
+    level = 1 if beyond_level(options, 0) else 0
+    takers = _fitting_prompt(len(prompt), field, _heeding(options, level, routes))
     roomiest = max(takers, key=_context)
     left = _context(roomiest) - len(prompt)
     max_tokens = left if options.max_tokens is None else options.max_tokens
     if max_tokens > left:
         why = f"the prompt has {len(prompt)} of {_context(roomiest)} tokens ({roomiest.limits.context.because})"
         raise OutOfRangeError(options.name("max_tokens"), max_tokens, f"[1, {left}]", why)
-    admitted = Admitted(prompt, fill(options, max_tokens, eos_token_ids), options.stop)
+    admitted = Admitted(prompt, fill(options, max_tokens, eos_token_ids), options.stop, level)
     return admitted, fitting(admitted, takers)
 
 
@@ -59,7 +62,8 @@ def fitting(admitted: Admitted, routes: Sequence[R]) -> list[R]:
     """The routes that can take a request that was admitted, which may be others than those that were there then."""
     num_tokens = len(admitted.prompt)
     whole = num_tokens + admitted.sampling.max_tokens
-    return [route for route in routes if num_tokens <= route.limits.prompt.num_tokens and whole <= _context(route)]
+    heeding = [route for route in routes if route.limits.sampling_level >= admitted.sampling_level]
+    return [route for route in heeding if num_tokens <= route.limits.prompt.num_tokens and whole <= _context(route)]
 
 
 def longest_prompt(routes: Sequence[Limited]) -> Limit:
@@ -70,6 +74,16 @@ def longest_prompt(routes: Sequence[Limited]) -> Limit:
 def too_long(field: str, found: str, limit: Limit) -> PromptTooLongError:
     """found: what the prompt has, in words."""
     return PromptTooLongError(field, f"{field} has {found}, the limit is {limit.num_tokens} ({limit.because}): shorten it")
+
+
+def _heeding(options: SamplingOptions, level: int, routes: Sequence[R]) -> Sequence[R]:
+    """Routes whose servers know everything that the request asks for: what one does not know it would ignore."""
+    heeding = [route for route in routes if route.limits.sampling_level >= level]
+    if not heeding:
+        older = routes[0].limits.older_server
+        field = beyond_level(options, routes[0].limits.sampling_level)
+        raise UnsupportedError(field, f"{field} is not supported by {older}, which is of an older version: leave it out, or update the server")
+    return heeding
 
 
 def _fitting_prompt(num_tokens: int, field: str, routes: Sequence[R]) -> list[R]:

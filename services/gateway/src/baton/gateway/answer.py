@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from baton.gateway.detokenizer import Decode, Detokenizer
 from baton.gateway.stops import StopMatcher
+from baton.wire.v1 import inference_pb2
 
 
 @dataclass(frozen=True, slots=True)
@@ -15,6 +16,8 @@ class Piece:
 
     text: str
     token_ids: list[int]
+    #: One for each of the ids, where they were asked for.
+    logprobs: list[inference_pb2.TokenLogprobs] = field(default_factory=list)
 
 
 class AnswerText:

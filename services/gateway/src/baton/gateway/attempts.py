@@ -16,7 +16,7 @@ from baton.gateway.live_room import LiveRoom
 from baton.gateway.local_prefill import local_routes
 from baton.gateway.retry import FailedAttempt, RetryPolicy, backoff_s, is_overload, is_way_lost
 from baton.wire.status import origin_name, stage_name
-from baton.wire.v1 import common_pb2
+from baton.wire.v1 import common_pb2, inference_pb2
 
 #: How long a request waits for the new way between the two servers whose way broke, where no others can take it, and how often it looks.
 NEW_WAY_WAIT_S = 5.0
@@ -67,8 +67,16 @@ class Attempts:
             self._given += tokens
             return tokens
 
+    def take_logprobs(self) -> list[inference_pb2.TokenLogprobs]:
+        """Of the tokens that `take` has returned since the last call, where the request asked for them."""
+        if not self._order.admitted.sampling.HasField("top_logprobs"):
+            return []
+        known = self.room.logprobs
+        return [known.pop(index) for index in sorted(known) if index < len(self._given) - self._before]
+
     def _watched(self, room: LiveRoom) -> LiveRoom:
         self._weights = weights_of(room.servers[-1])
+        self._before = len(self._given)  # tokens of rooms before this one
         room.on_failed = self._room_failed
         room.may_leave = self._may_leave
         return room

@@ -15,7 +15,8 @@ class Run:
     tokens: list[int]
 
 
-Word = Run | worker_pb2.RoomEvent
+#: Log probabilities of a token come before the token.
+Word = Run | worker_pb2.RoomLogprobs | worker_pb2.RoomEvent
 
 
 class Backlog:
@@ -41,6 +42,8 @@ class Backlog:
 
     def add(self, report: worker_pb2.Report) -> None:
         """A report's tokens come before its events."""
+        for said in report.logprobs:
+            self._words(said.room, first=said.index == 0).append(said)
         known, words = 0, None
         for room, index, token in zip(report.rooms, report.indexes, report.tokens, strict=True):
             if room != known or words is None:

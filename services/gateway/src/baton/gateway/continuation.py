@@ -1,7 +1,8 @@
 """An answer that goes on behind tokens that are there already: on another server, as if nothing had happened. Pure.
 
 Sampling is keyed by (seed, position in prompt and answer), so the same seed behind the same tokens draws the same next one. What counts tokens of
-the answer (max_tokens, min_tokens) counts on from those that are there. Stop strings are the gateway's own business and know nothing of rooms.
+the answer (max_tokens, min_tokens, penalties) counts on from those that are there. Stop strings are the gateway's own business and know nothing of
+rooms.
 """
 
 from __future__ import annotations
@@ -22,7 +23,8 @@ def continued(admitted: Admitted, given: Sequence[int]) -> Admitted:
     assert len(given) < sampling.max_tokens, "nothing is left to be computed"
     sampling.max_tokens -= len(given)
     sampling.min_tokens = max(0, sampling.min_tokens - len(given))
-    return Admitted([*admitted.prompt, *given], sampling, admitted.stop)
+    sampling.answered_tokens += len(given)
+    return Admitted([*admitted.prompt, *given], sampling, admitted.stop, admitted.sampling_level)
 
 
 def ended_by(sampling: worker_pb2.Sampling, tokens: Sequence[int]) -> common_pb2.FinishReason.ValueType | None:

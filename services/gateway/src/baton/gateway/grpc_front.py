@@ -77,7 +77,7 @@ class InferenceServicer:
             await context.write(inference_pb2.GenerateResponse(request_id=answer.request_id, seed=answer.seed, usage=answer.usage))
             async for piece in answer:
                 if piece.text or piece.token_ids:
-                    await context.write(inference_pb2.GenerateResponse(text=piece.text, token_ids=piece.token_ids))
+                    await context.write(inference_pb2.GenerateResponse(text=piece.text, token_ids=piece.token_ids, logprobs=piece.logprobs))
             assert answer.finish_reason is not None
             last = inference_pb2.GenerateResponse(request_id=answer.request_id, finish_reason=answer.finish_reason, usage=answer.usage)
             if request.report:
@@ -146,13 +146,17 @@ def _request(
 
 
 def _sampling(given: inference_pb2.SamplingParams) -> SamplingOptions:
-    optional = ("temperature", "top_p", "top_k", "min_p", "seed", "max_tokens", "min_tokens")
+    optional = (
+        "temperature", "top_p", "top_k", "min_p", "seed", "max_tokens", "min_tokens",
+        "repetition_penalty", "presence_penalty", "frequency_penalty", "top_logprobs",
+    )  # fmt: skip
     return SamplingOptions(
         **{name: getattr(given, name) if given.HasField(name) else None for name in optional},  # type: ignore[arg-type]
         stop=tuple(given.stop),
         stop_token_ids=tuple(given.stop_token_ids),
         ignore_eos=given.ignore_eos,
-        names={name: f"sampling.{name}" for name in (*optional, "stop", "stop_token_ids")},
+        logit_bias=tuple(sorted(given.logit_bias.items())),
+        names={name: f"sampling.{name}" for name in (*optional, "stop", "stop_token_ids", "logit_bias")},
     )
 
 

@@ -7,6 +7,7 @@ import contextlib
 import secrets
 import time
 from collections.abc import AsyncIterator, Callable
+from dataclasses import replace
 
 import grpc
 import grpc.aio
@@ -25,7 +26,7 @@ from baton.gateway.gate import Gate
 from baton.gateway.live_room import SETTLE_S, LiveRoom
 from baton.gateway.metrics import GatewayMetrics
 from baton.gateway.report import room_report
-from baton.gateway.requests import MAX_REQUEST_ID_CHARS, InferenceRequest, TokenPrompt
+from baton.gateway.requests import MAX_REQUEST_ID_CHARS, InferenceRequest, Prompt, TokenPrompt
 from baton.gateway.retry import RetryPolicy
 from baton.gateway.sampling import check_ranges
 from baton.gateway.shares import Share, Shares
@@ -123,6 +124,9 @@ class Answer:
         if not tokens:
             return self._end()
         piece = self._text.feed(tokens)
+        logprobs = self._attempts.take_logprobs()
+        if logprobs:
+            piece = replace(piece, logprobs=logprobs[: len(piece.token_ids)])
         self.usage.completion_tokens = self._text.num_tokens
         if self._text.stopped:
             self._attempts.room.answered("stop_string")
@@ -189,6 +193,17 @@ class Inference:
             raise RequestError("model", f"model is empty; this gateway serves {self.model_name!r}")
         if name != self.model_name:
             raise UnknownModelError(name, self.model_name)
+
+    async def tokenize(self, model: str, prompt: Prompt) -> list[int]:
+        """As for an answer, and within the same limit while servers are there to set one. Raises RequestError, PromptTooLongError."""
+        self.check_model(model)
+        return await self.tokenizer.encode(prompt, longest_prompt(self.fleet.routes) if self.fleet.routes else None)
+
+    async def detokenize(self, model: str, tokens: list[int]) -> str:
+        """Special tokens included. Raises RequestError, OutOfRangeError."""
+        self.check_model(model)
+        check_tokens(tokens, "tokens", self._vocab_size())
+        return await self.tokenizer.spell_all(tokens)
 
     @contextlib.asynccontextmanager
     async def open(self, request: InferenceRequest) -> AsyncIterator[Answer]:

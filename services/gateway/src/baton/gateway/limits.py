@@ -18,10 +18,13 @@ class Limit:
 
 @dataclass(frozen=True, slots=True)
 class RouteLimits:
-    """context: prompt and answer together. prompt: the prompt alone; it leaves place for one token of answer."""
+    """context: prompt and answer together. prompt: the prompt alone; it leaves place for one token of answer. sampling_level: which fields of the
+    wire's Sampling all servers heed, as the proto counts them; older_server: one that heeds no more."""
 
     context: Limit
     prompt: Limit
+    sampling_level: int = 0
+    older_server: str = ""
 
 
 def limits_of(servers: Sequence[Worker]) -> RouteLimits:
@@ -36,7 +39,8 @@ def limits_of(servers: Sequence[Worker]) -> RouteLimits:
         (prompts if server.leg is Leg.PREFILL else contexts).append(pool)
     context = min(contexts, key=_size)
     prompts.append(Limit(context.num_tokens - 1, f"{context.because}, less one token for the answer"))
-    return RouteLimits(context, min(prompts, key=_size))
+    level, older = min((server.info.sampling_level, server.label) for server in servers if server.info is not None)
+    return RouteLimits(context, min(prompts, key=_size), level, older)
 
 
 def _size(limit: Limit) -> int:

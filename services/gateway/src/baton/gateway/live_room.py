@@ -22,7 +22,7 @@ from baton.gateway.room_failures import FailureScribe, cut_off
 from baton.gateway.tokens import TokenConflictError, TokenMerge, TokenStream
 from baton.gateway.worker import ORIGINS, Leg, Worker
 from baton.wire.status import code_number, origin_name, stage_name, status_code
-from baton.wire.v1 import common_pb2, worker_pb2
+from baton.wire.v1 import common_pb2, inference_pb2, worker_pb2
 
 #: A prefill server that rang its doorbell says so at once; one that does not is told to end the room.
 SETTLE_S = 5.0
@@ -66,6 +66,8 @@ class LiveRoom:
         self.passage = passage
         self.stream = TokenStream(max_buffered)
         self.failure: common_pb2.Failure | None = None
+        #: By number of the token in this room's answer; taken out by whoever takes the token.
+        self.logprobs: dict[int, inference_pb2.TokenLogprobs] = {}
         self.settled = asyncio.Event()
         self.on_failed: Callable[[], None] | None = None
         #: Asked when a server of this room is silent: whether the room is to fail, because another can take its place.
@@ -133,7 +135,19 @@ class LiveRoom:
             if following:
                 self._deliver(following)
 
+    def on_logprobs(self, index: int, logprobs: inference_pb2.TokenLogprobs) -> None:
+        if not self._answered and self.failure is None and index < self._sampling.max_tokens:
+            self.logprobs.setdefault(index, logprobs)
+
     def _deliver(self, following: list[int]) -> None:
+        if self._sampling.HasField("top_logprobs"):
+            end = self._merge.num_delivered
+            missing = [index for index in range(end - len(following), end) if index not in self.logprobs]
+            if missing:
+                text = f"token number {missing[0]} of the answer came without the log probabilities that were asked for"
+                origin = common_pb2.ORIGIN_PREFILL if missing[0] == 0 and len(self._starts) == 2 else common_pb2.ORIGIN_DECODE
+                self._fail(self._scribe.make(grpc.StatusCode.INTERNAL, origin, "tokens_lost", text), None)
+                return
         if self._merge.num_delivered == len(following):
             self._apply(Event.FIRST_TOKEN)
         self.passage.token(time.monotonic(), len(following))

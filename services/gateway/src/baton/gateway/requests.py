@@ -52,6 +52,13 @@ class SamplingOptions:
     stop: tuple[str, ...] = ()
     stop_token_ids: tuple[int, ...] = ()
     ignore_eos: bool = False
+    repetition_penalty: float | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    #: Token and what is added to its logit.
+    logit_bias: tuple[tuple[int, float], ...] = ()
+    #: Log probabilities of each token and of so many of the most probable ones; None: of none.
+    top_logprobs: int | None = None
     names: dict[str, str] = field(default_factory=dict)
 
     def name(self, of: str) -> str:

@@ -14,6 +14,14 @@ from baton.wire.v1 import worker_pb2
 MAX_STOP_STRINGS = 16
 MAX_STOP_CHARS = 256
 MAX_STOP_TOKEN_IDS = 64
+MAX_BIASED_TOKENS = 300
+MAX_BIAS = 100.0
+MAX_TOP_LOGPROBS = 20
+#: Beyond these, a logit may become more than a 32-bit number holds.
+REPETITION_PENALTY = (0.01, 10.0)
+
+#: The wire's fields that a server of sampling level 0 does not know.
+_LEVEL_1 = ("repetition_penalty", "presence_penalty", "frequency_penalty", "logit_bias", "top_logprobs")
 
 #: Numbers up to this one are 0 as the 32-bit number that servers compute with.
 LEAST_TOP_P = 2.0**-150
@@ -28,6 +36,10 @@ def check_ranges(options: SamplingOptions, vocab_size: int, context: Callable[[]
     _check_float(options, "temperature", 0.0, 2.0)
     _check_float(options, "top_p", 0.0, 1.0, open_low=True)
     _check_float(options, "min_p", 0.0, 1.0)
+    _check_float(options, "repetition_penalty", *REPETITION_PENALTY)
+    _check_float(options, "presence_penalty", -2.0, 2.0)
+    _check_float(options, "frequency_penalty", -2.0, 2.0)
+    _check_int(options, "top_logprobs", 0, MAX_TOP_LOGPROBS)
     _check_int(options, "top_k", 0, vocab_size)
     _check_int(options, "seed", 0, 2**64 - 1)
     if options.max_tokens is not None and options.max_tokens < 1:
@@ -40,6 +52,14 @@ def check_ranges(options: SamplingOptions, vocab_size: int, context: Callable[[]
         raise OutOfRangeError(options.name("min_tokens"), options.min_tokens, f"[0, {largest}]" if largest > 0 else "[0, max_tokens]")
     _check_stop_strings(options)
     _check_stop_tokens(options, vocab_size)
+    _check_bias(options, vocab_size)
+
+
+def beyond_level(options: SamplingOptions, level: int) -> str:
+    """The first field, by the client's name, that asks for something which servers of that sampling level do not know; empty: none does."""
+    idle = SamplingOptions(repetition_penalty=1.0, presence_penalty=0.0, frequency_penalty=0.0)
+    asked = (field for field in _LEVEL_1 if getattr(options, field) not in (None, getattr(idle, field)))
+    return "" if level >= 1 else options.name(next(asked, ""))
 
 
 def fill(options: SamplingOptions, max_tokens: int, eos_token_ids: Iterable[int]) -> worker_pb2.Sampling:
@@ -47,7 +67,7 @@ def fill(options: SamplingOptions, max_tokens: int, eos_token_ids: Iterable[int]
     if options.min_tokens is not None and options.min_tokens > max_tokens:
         raise OutOfRangeError(options.name("min_tokens"), options.min_tokens, f"[0, {max_tokens}]", "max_tokens is the limit")
     stop_ids = {*options.stop_token_ids, *(() if options.ignore_eos else eos_token_ids)}
-    return worker_pb2.Sampling(
+    filled = worker_pb2.Sampling(
         temperature=1.0 if options.temperature is None else options.temperature,
         top_p=1.0 if options.top_p is None else options.top_p,
         top_k=options.top_k or 0,
@@ -56,7 +76,15 @@ def fill(options: SamplingOptions, max_tokens: int, eos_token_ids: Iterable[int]
         max_tokens=max_tokens,
         min_tokens=options.min_tokens or 0,
         stop_token_ids=sorted(stop_ids),
+        repetition_penalty=1.0 if options.repetition_penalty is None else options.repetition_penalty,
+        presence_penalty=options.presence_penalty or 0.0,
+        frequency_penalty=options.frequency_penalty or 0.0,
+        bias_token_ids=[token for token, _ in options.logit_bias],
+        bias_values=[value for _, value in options.logit_bias],
     )
+    if options.top_logprobs is not None:
+        filled.top_logprobs = options.top_logprobs
+    return filled
 
 
 def _check_float(options: SamplingOptions, field: str, low: float, high: float, *, open_low: bool = False) -> None:
@@ -64,7 +92,7 @@ def _check_float(options: SamplingOptions, field: str, low: float, high: float, 
     if value is None:
         return
     allowed = f"{'(' if open_low else '['}{low:g}, {high:g}]"
-    above = value > low if open_low else value >= low
+    above = value > low if open_low else value >= _as_float32(low)
     if not (math.isfinite(value) and above and value <= high):
         raise OutOfRangeError(options.name(field), value, allowed)
     if open_low and not _as_float32(value) > low:
@@ -92,6 +120,17 @@ def _check_stop_strings(options: SamplingOptions) -> None:
             raise StopListError(f"{name}[{number}]", f"{name}[{number}] is empty: every answer would end at once; leave it out")
         if len(text) > MAX_STOP_CHARS:
             raise StopListError(f"{name}[{number}]", f"{name}[{number}] has {len(text)} characters, the limit is {MAX_STOP_CHARS}: shorten it")
+
+
+def _check_bias(options: SamplingOptions, vocab_size: int) -> None:
+    name = options.name("logit_bias")
+    if len(options.logit_bias) > MAX_BIASED_TOKENS:
+        raise OutOfRangeError(name, f"{len(options.logit_bias)} tokens", f"[0, {MAX_BIASED_TOKENS}] tokens", "name fewer")
+    for token, value in options.logit_bias:
+        if not 0 <= token < vocab_size:
+            raise OutOfRangeError(f"{name}[{token}]", token, f"the vocabulary [0, {vocab_size})")
+        if not (math.isfinite(value) and -MAX_BIAS <= value <= MAX_BIAS):
+            raise OutOfRangeError(f"{name}[{token}]", value, f"[{-MAX_BIAS:g}, {MAX_BIAS:g}]")
 
 
 def _check_stop_tokens(options: SamplingOptions, vocab_size: int) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import Any
 
 from baton.gateway.admission import too_long
@@ -12,7 +13,8 @@ from baton.gateway.chat_template import ChatTemplate
 from baton.gateway.errors import RenderedTooLongError, SurrogateError
 from baton.gateway.limits import Limit
 from baton.gateway.model_folder import ModelFolder
-from baton.gateway.requests import ChatPrompt, Prompt, TextPrompt
+from baton.gateway.requests import ChatPrompt, Prompt, TextPrompt, TokenPrompt
+from baton.gateway.token_bytes import TokenBytes
 from baton.servicekit import get_logger
 
 log = get_logger(__name__)
@@ -28,6 +30,8 @@ class PromptTokenizer:
         self._tokenizer = folder.tokenizer
         self._tokenizer.no_truncation()
         self._tokenizer.no_padding()
+        #: The bytes that a token stands for.
+        self.spell = TokenBytes(self._tokenizer)
         self._template = ChatTemplate(folder.chat_template, folder.special_tokens)
         self._threads = ThreadPoolExecutor(num_threads, thread_name_prefix="tokenize")
         self.eos_token_ids = folder.eos_token_ids
@@ -58,6 +62,22 @@ class PromptTokenizer:
     def decode(self, ids: Sequence[int]) -> str:
         """Without special tokens."""
         return self._tokenizer.decode(ids, skip_special_tokens=True)
+
+    async def text_of(self, prompt: TextPrompt | TokenPrompt | ChatPrompt) -> str:
+        """What a prompt that is no chat says."""
+        if isinstance(prompt, TextPrompt):
+            return prompt.text
+        assert isinstance(prompt, TokenPrompt), "a chat has no one text"
+        return await self.spell_all(list(prompt.ids), skip_special_tokens=True)
+
+    async def spell_all(self, ids: list[int], *, skip_special_tokens: bool = False) -> str:
+        """The text of tokens that are all in the vocabulary."""
+        decode = partial(self._tokenizer.decode, ids, skip_special_tokens=skip_special_tokens)
+        if len(ids) <= MAX_INLINE_CHARS:
+            text: str = decode()
+        else:
+            text = await asyncio.get_running_loop().run_in_executor(self._threads, decode)
+        return text
 
     def close(self) -> None:
         self._threads.shutdown(wait=False, cancel_futures=True)

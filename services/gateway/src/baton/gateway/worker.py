@@ -16,7 +16,7 @@ from baton.gateway.breaker import Breaker
 from baton.gateway.errors import NotReadyError, WorkerProtocolError
 from baton.gateway.outbox import Outbox
 from baton.wire.status import code_number
-from baton.wire.v1 import common_pb2, worker_pb2
+from baton.wire.v1 import common_pb2, inference_pb2, worker_pb2
 
 
 class Leg(enum.Enum):
@@ -46,6 +46,9 @@ class RoomSink(Protocol):
     """Who hears of a room. Called on the event loop; returns at once and does not raise."""
 
     def on_tokens(self, leg: Leg, first: int, tokens: list[int]) -> None: ...
+
+    def on_logprobs(self, index: int, logprobs: inference_pb2.TokenLogprobs) -> None:
+        """Of the answer's token number `index`, which comes next."""
 
     def on_event(self, leg: Leg, event: worker_pb2.RoomEvent) -> None: ...
 
@@ -330,7 +333,9 @@ class Worker:
                     else:
                         held.sink.on_tokens(self.leg, word.first, word.tokens)
                 elif held is None:
-                    self.counters["event_of_ended_room"] += 1
+                    self.counters["event_of_ended_room"] += isinstance(word, worker_pb2.RoomEvent)
+                elif isinstance(word, worker_pb2.RoomLogprobs):
+                    held.sink.on_logprobs(word.index, word.logprobs)
                 else:
                     held.sink.on_event(self.leg, word)
         return len(self._backlog) > 0

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from importlib.metadata import version
-from typing import Any
+from typing import Any, TypeVar
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
@@ -21,9 +21,9 @@ from baton.gateway.http.body import read_body
 from baton.gateway.http.deadline import deadline_of
 from baton.gateway.http.errors import error_response, json_response
 from baton.gateway.http.openapi import Limits, describe
-from baton.gateway.http.parse import ParsedBody, parse_chat, parse_completion
+from baton.gateway.http.parse import DetokenizeBody, ParsedBody, TokenizeBody, parse_chat, parse_completion, parse_detokenize, parse_tokenize
 from baton.gateway.http.responses import StreamedAnswer, WholeAnswer
-from baton.gateway.http.shapes import ChatShape, CompletionShape, Shape
+from baton.gateway.http.shapes import ChatShape, CompletionShape, Shape, Style
 from baton.gateway.inference import Inference
 from baton.gateway.requests import InferenceRequest
 from baton.gateway.rooms import RoomTable
@@ -31,6 +31,8 @@ from baton.gateway.withheld import without_addresses
 from baton.servicekit import extract, get_logger
 
 log = get_logger(__name__)
+
+B = TypeVar("B")
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +53,8 @@ class OpenAIFront:
                 Route("/v1/completions", self.completions, methods=["POST"]),
                 Route("/v1/models", self.models, methods=["GET"]),
                 Route("/v1/models/{model:path}", self.model, methods=["GET"]),
+                Route("/tokenize", self.tokenize, methods=["POST"]),
+                Route("/detokenize", self.detokenize, methods=["POST"]),
                 Route("/health", self.health, methods=["GET"]),
                 Route("/ready", self.ready, methods=["GET"]),
                 Route("/openapi.json", self.openapi, methods=["GET"]),
@@ -80,6 +84,33 @@ class OpenAIFront:
         except GatewayError as error:
             return error_response(error)
         return json_response(next(model for model in self._models() if model["id"] == name))
+
+    async def tokenize(self, request: Request) -> Response:
+        """The ids that a prompt, or a chat's messages, would be sent to the servers as."""
+
+        async def answer(body: TokenizeBody) -> dict[str, Any]:
+            tokens = await self.inference.tokenize(body.model, body.prompt)
+            return {"count": len(tokens), "max_model_len": self.inference.models()[0].max_model_len, "tokens": tokens}
+
+        return await self._convert(request, parse_tokenize, answer)
+
+    async def detokenize(self, request: Request) -> Response:
+        """The text of tokens, special ones included."""
+
+        async def answer(body: DetokenizeBody) -> dict[str, Any]:
+            return {"prompt": await self.inference.detokenize(body.model, body.tokens)}
+
+        return await self._convert(request, parse_detokenize, answer)
+
+    async def _convert(self, request: Request, parse: Callable[[dict[str, Any]], B], answer: Callable[[B], Awaitable[dict[str, Any]]]) -> Response:
+        try:
+            self._caller(request)
+            body = await read_body(request, self.body_limits, self.body_timeout_s, parse)
+            return json_response(await answer(body))
+        except GatewayError as error:
+            return error_response(error)
+        except ClientDisconnect:
+            return Response(status_code=499)
 
     async def health(self, request: Request) -> Response:
         """Whether this process lives."""
@@ -145,11 +176,12 @@ class OpenAIFront:
         )
         created_s = int(time.time())
 
-        def make_shape(request_id: str) -> Shape:
-            return shape(f"{prefix}-{request_id.removeprefix('req-')}", body.model, created_s, include_usage=body.include_usage)
+        def make_shape(request_id: str, echoed: str) -> Shape:
+            style = Style(self.inference.tokenizer.spell, body.include_usage, echoed)
+            return shape(f"{prefix}-{request_id.removeprefix('req-')}", body.model, created_s, style)
 
         kind = StreamedAnswer if body.stream else WholeAnswer
-        return kind(self.inference, asked, make_shape)
+        return kind(self.inference, asked, make_shape, echo=body.echo)
 
     def _caller(self, request: Request) -> Caller:
         """Raises UnauthenticatedError, ForbiddenError."""

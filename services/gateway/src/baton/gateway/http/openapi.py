@@ -11,7 +11,16 @@ from typing import Any
 from baton.gateway.http.deadline import TIMEOUT_HEADER
 from baton.gateway.http.parse import CHAT_ROLES, DEFAULT_COMPLETION_TOKENS, HINTS
 from baton.gateway.requests import MAX_REQUEST_ID_CHARS
-from baton.gateway.sampling import LEAST_TOP_P, MAX_STOP_CHARS, MAX_STOP_STRINGS, MAX_STOP_TOKEN_IDS
+from baton.gateway.sampling import (
+    LEAST_TOP_P,
+    MAX_BIAS,
+    MAX_BIASED_TOKENS,
+    MAX_STOP_CHARS,
+    MAX_STOP_STRINGS,
+    MAX_STOP_TOKEN_IDS,
+    MAX_TOP_LOGPROBS,
+    REPETITION_PENALTY,
+)
 
 Schema = dict[str, Any]
 
@@ -61,6 +70,8 @@ def describe(limits: Limits, version: str) -> Schema:
             "/v1/completions": {"post": _answering("completions", "Continues a prompt.", "CompletionRequest", "Completion")},
             "/v1/models": {"get": _reading("models", "What is served.", "ModelList", (401, 403))},
             "/v1/models/{model}": {"get": _reading("model", "One model.", "Model", (401, 403, 404), [_model_parameter(limits)])},
+            "/tokenize": {"post": _converting("tokenize", "The token ids of a prompt or of a chat.", "TokenizeRequest", "Tokens")},
+            "/detokenize": {"post": _converting("detokenize", "The text of token ids.", "DetokenizeRequest", "Text")},
             "/health": {"get": _reading("health", "Whether this process lives.", "Health")},
             "/ready": {"get": _readiness()},
             "/openapi.json": {"get": _reading("openapi", "This document.", "Document")},
@@ -94,6 +105,11 @@ def _answering(name: str, summary: str, body: str, answer: str) -> Schema:
         "requestBody": {"required": True, "content": {_JSON: {"schema": _ref(body)}}},
         "responses": {"200": good} | {str(status): _problem(text) for status, text in _PROBLEMS.items()},
     }
+
+
+def _converting(name: str, summary: str, body: str, answer: str) -> Schema:
+    described = _reading(name, summary, answer, (400, 401, 403, 404, 408, 413))
+    return described | {"requestBody": {"required": True, "content": {_JSON: {"schema": _ref(body)}}}}
 
 
 def _reading(name: str, summary: str, answer: str, problems: tuple[int, ...] = (), parameters: list[Schema] | None = None) -> Schema:
@@ -130,9 +146,30 @@ def _schemas(limits: Limits) -> Schema:
     return {
         "ChatRequest": _chat_request(limits),
         "CompletionRequest": _completion_request(limits),
+        "TokenizeRequest": _tokenize_request(limits),
+        "DetokenizeRequest": {
+            "type": "object",
+            "required": ["model", "tokens"],
+            "properties": {"model": {"type": "string", "const": limits.model}, "tokens": {"type": "array", "items": _token(limits)}},
+            "additionalProperties": False,
+        },
         "Message": _message(),
         **_answers(),
     }
+
+
+def _tokenize_request(limits: Limits) -> Schema:
+    common: Schema = {
+        "model": {"type": "string", "const": limits.model},
+        "add_special_tokens": _only(True),
+        "add_generation_prompt": _only(True),
+    }
+    kinds: tuple[Schema, Schema] = (
+        {"prompt": {"type": "string"}},
+        {"messages": {"type": "array", "minItems": 1, "items": _ref("Message")}},
+    )
+    one_of = [{"type": "object", "required": ["model", *kind], "properties": common | kind, "additionalProperties": False} for kind in kinds]
+    return {"anyOf": one_of}
 
 
 def _chat_request(limits: Limits) -> Schema:
@@ -141,8 +178,8 @@ def _chat_request(limits: Limits) -> Schema:
         "max_completion_tokens": _answer_limit(limits, "OpenAI's newer name of max_tokens; if both are given they must be equal."),
         "max_tokens": _answer_limit(limits, "Default: what is left of the context."),
         "n": _only(1),
-        "logprobs": _only(False),
-        "top_logprobs": _only(0),
+        "logprobs": _maybe("boolean", description="Log probabilities of the answer's tokens, a stop token's included; as the model gives them."),
+        "top_logprobs": _maybe("integer", minimum=0, maximum=MAX_TOP_LOGPROBS, description="Only with logprobs: true. Default 0."),
         "tools": _empty("array"),
         "tool_choice": _only("none", "auto"),
         "parallel_tool_calls": _maybe("boolean"),
@@ -163,8 +200,8 @@ def _completion_request(limits: Limits) -> Schema:
         "max_tokens": _answer_limit(limits, f"Default: {DEFAULT_COMPLETION_TOKENS}."),
         "n": _only(1),
         "best_of": _only(1),
-        "logprobs": _only(),
-        "echo": _only(False),
+        "logprobs": _maybe("integer", minimum=0, maximum=MAX_TOP_LOGPROBS, description="With each token the log probabilities of so many others."),
+        "echo": _maybe("boolean", description="The prompt's text before the answer's. Not with logprobs."),
         "suffix": _only(""),
     }
     return _request(own, "prompt", limits)
@@ -194,9 +231,18 @@ def _sampling(limits: Limits) -> Schema:
         "stop": {"anyOf": [stop_string, {"type": "array", "maxItems": MAX_STOP_STRINGS, "items": stop_string}, {"type": "null"}]},
         "stop_token_ids": _maybe("array", maxItems=MAX_STOP_TOKEN_IDS, items=_token(limits)),
         "ignore_eos": _maybe("boolean", description="Go on past the end-of-sequence token."),
-        "presence_penalty": _only(0),
-        "frequency_penalty": _only(0),
-        "logit_bias": _empty("object"),
+        "repetition_penalty": _maybe(
+            "number", minimum=REPETITION_PENALTY[0], maximum=REPETITION_PENALTY[1], description="Of tokens in prompt and answer. Default 1: off."
+        ),
+        "presence_penalty": _maybe("number", minimum=-2, maximum=2, description="Of tokens in the answer so far. Default 0: off."),
+        "frequency_penalty": _maybe("number", minimum=-2, maximum=2, description="The same, for each time. Default 0: off."),
+        "logit_bias": _maybe(
+            "object",
+            maxProperties=MAX_BIASED_TOKENS,
+            propertyNames={"pattern": "^(0|[1-9][0-9]{0,9})$"},
+            additionalProperties={"type": "number", "minimum": -MAX_BIAS, "maximum": MAX_BIAS},
+            description="By token id, what is added to its logit, after the penalties and before temperature.",
+        ),
     }
 
 
@@ -253,13 +299,26 @@ def _answers() -> Schema:
     text = {"type": "string"}
     said = _object(role={"const": "assistant"}, content=text, refusal={"type": "null"})
     head: Schema = {"id": text, "created": count, "model": text, "usage": _ref("Usage")}
-    index: Schema = {"index": {"const": 0}, "logprobs": {"type": "null"}, "finish_reason": finish}
+    index: Schema = {"index": {"const": 0}, "finish_reason": finish}
+    number = {"type": "number"}
+    numbers = {"type": "array", "items": number}
+    entry: Schema = {"token": text, "logprob": number, "bytes": {"type": "array", "items": {"type": "integer", "minimum": 0, "maximum": 255}}}
+    of_token = _object(**entry, top_logprobs={"type": "array", "items": _object(**entry)})
+    of_chat = _object(content={"type": "array", "items": of_token}, refusal={"type": "null"})
+    top = {"type": "array", "items": {"type": "object", "additionalProperties": number}}
+    of_completion = _object(tokens={"type": "array", "items": text}, token_logprobs=numbers, top_logprobs=top, text_offset=numbers)
     return {
-        "ChatCompletion": _object(object={"const": "chat.completion"}, choices=_one(_object(message=said, **index)), **head),
-        "Completion": _object(object={"const": "text_completion"}, choices=_one(_object(text=text, **index)), **head),
+        "ChatCompletion": _object(
+            object={"const": "chat.completion"}, choices=_one(_object(message=said, logprobs=_or_null(of_chat), **index)), **head
+        ),
+        "Completion": _object(
+            object={"const": "text_completion"}, choices=_one(_object(text=text, logprobs=_or_null(of_completion), **index)), **head
+        ),
         "Usage": _object(prompt_tokens=count, completion_tokens=count, total_tokens=count),
         "ModelList": _object(object={"const": "list"}, data={"type": "array", "items": _ref("Model")}),
         "Model": _object(id=text, object={"const": "model"}, created=count, owned_by=text, max_model_len=count),
+        "Tokens": _object(count=count, max_model_len=count, tokens={"type": "array", "items": count}),
+        "Text": _object(prompt=text),
         "Health": _object(status={"const": "ok"}),
         "Readiness": {"type": "object", "required": ["ready", "draining"], "properties": _readiness_fields(count)},
         "Document": {"type": "object", "required": ["openapi", "info", "paths"]},
@@ -295,6 +354,10 @@ def _error() -> Schema:
 
 def _object(**properties: Schema) -> Schema:
     return {"type": "object", "required": list(properties), "properties": properties, "additionalProperties": False}
+
+
+def _or_null(schema: Schema) -> Schema:
+    return {"anyOf": [schema, {"type": "null"}]}
 
 
 def _one(item: Schema) -> Schema:

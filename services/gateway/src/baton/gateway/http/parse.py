@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import math
+import re
+import sys
+from dataclasses import dataclass, replace
 from typing import Any
 
 from baton.gateway.errors import MissingFieldError, OutOfRangeError, RequestError, UnsupportedError, WrongTypeError
@@ -17,6 +20,8 @@ CHAT_ROLES = ("system", "developer", "user", "assistant", "tool")
 #: Hints that no answer depends on.
 HINTS = ("user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key", "prompt_cache_retention")
 
+_TOKEN_ID = re.compile(r"0|[1-9][0-9]{0,9}", re.ASCII)
+
 _LATER = "leave it out"
 _ONE = "it must be 1; send a request for each answer"
 
@@ -29,25 +34,35 @@ class ParsedBody:
     stream: bool
     include_usage: bool
     request_id: str
+    #: The prompt's text comes before the answer's.
+    echo: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class TokenizeBody:
+    model: str
+    prompt: Prompt
+
+
+@dataclass(frozen=True, slots=True)
+class DetokenizeBody:
+    model: str
+    tokens: list[int]
 
 
 def parse_chat(body: dict[str, Any]) -> ParsedBody:
     """A body of /v1/chat/completions. Raises RequestError."""
     fields = Fields(body)
-    messages = fields.required("messages", fields.array("messages"))
-    if not messages:
-        raise MissingFieldError("messages", "messages is empty: a conversation has at least one message")
-    prompt = ChatPrompt([_message(message, f"messages[{number}]") for number, message in enumerate(messages)])
+    prompt = _chat_prompt(fields)
     limit_name, limit = _chat_limit(fields)
     fields.only("n", (1,), _ONE)
-    fields.only("logprobs", (False,), _LATER)
-    fields.only("top_logprobs", (0,), _LATER)
+    top_logprobs = _chat_logprobs(fields)
     fields.only("tools", ([],), _LATER)
     fields.only("tool_choice", ("none", "auto"), _LATER)
     fields.only("parallel_tool_calls", (True, False), _LATER)
     fields.only("response_format", ({"type": "text"},), "only text is produced")
     fields.only("modalities", (["text"],), "only text is produced")
-    return _finish(fields, prompt, limit_name, limit)
+    return _finish(fields, prompt, limit_name, limit, top_logprobs, "top_logprobs")
 
 
 def parse_completion(body: dict[str, Any]) -> ParsedBody:
@@ -57,29 +72,57 @@ def parse_completion(body: dict[str, Any]) -> ParsedBody:
     limit = fields.integer("max_tokens")
     fields.only("n", (1,), _ONE)
     fields.only("best_of", (1,), _ONE)
-    fields.only("logprobs", (), _LATER)
-    fields.only("echo", (False,), _LATER)
+    top_logprobs = fields.integer("logprobs")
+    echo = fields.boolean("echo") or False
+    if echo and top_logprobs is not None:
+        raise RequestError("echo", "echo=true with logprobs would need those of the prompt, which are not kept here: leave one of them out")
     fields.only("suffix", ("",), _LATER)
-    return _finish(fields, prompt, "max_tokens", DEFAULT_COMPLETION_TOKENS if limit is None else limit)
+    parsed = _finish(fields, prompt, "max_tokens", DEFAULT_COMPLETION_TOKENS if limit is None else limit, top_logprobs, "logprobs")
+    return replace(parsed, echo=echo)
 
 
-def _finish(fields: Fields, prompt: Prompt, limit_name: str, limit: int | None) -> ParsedBody:
+def parse_tokenize(body: dict[str, Any]) -> TokenizeBody:
+    """A body of /tokenize: a prompt, or a chat's messages. Raises RequestError."""
+    fields = Fields(body)
+    if fields.has("prompt") == fields.has("messages"):
+        raise MissingFieldError("prompt", "one of prompt and messages must be given, and not both")
+    if fields.has("prompt"):
+        fields.raw("messages")
+        prompt: Prompt = TextPrompt(fields.required("prompt", fields.text("prompt")), "prompt")
+    else:
+        fields.raw("prompt")
+        prompt = _chat_prompt(fields)
+    model = fields.required("model", fields.text("model"))
+    fields.only("add_special_tokens", (True,), "they are added, as they are for an answer")
+    fields.only("add_generation_prompt", (True,), "it is added, as it is for an answer")
+    fields.refuse_rest()
+    return TokenizeBody(model, prompt)
+
+
+def parse_detokenize(body: dict[str, Any]) -> DetokenizeBody:
+    """A body of /detokenize. Raises RequestError."""
+    fields = Fields(body)
+    model = fields.required("model", fields.text("model"))
+    tokens = fields.required("tokens", fields.integers("tokens") if fields.has("tokens") else None)
+    fields.refuse_rest()
+    return DetokenizeBody(model, list(tokens))
+
+
+def _finish(fields: Fields, prompt: Prompt, limit_name: str, limit: int | None, top_logprobs: int | None, logprobs_name: str) -> ParsedBody:
     """What both kinds of body have in common; refuses what is left."""
     model = fields.required("model", fields.text("model"))
-    sampling = _sampling(fields, limit_name, limit)
+    names = {"max_tokens": limit_name, "top_logprobs": logprobs_name}
+    sampling = replace(_sampling(fields, limit), top_logprobs=top_logprobs, names=names)
     stream = fields.boolean("stream") or False
     include_usage = _include_usage(fields, stream)
     request_id = fields.text("request_id") or ""
-    for penalty in ("presence_penalty", "frequency_penalty"):
-        fields.only(penalty, (0, 0.0), _LATER)
-    fields.only("logit_bias", ({},), _LATER)
     for hint in HINTS:
         fields.raw(hint)
     fields.refuse_rest()
     return ParsedBody(model, prompt, sampling, stream, include_usage, request_id)
 
 
-def _sampling(fields: Fields, limit_name: str, limit: int | None) -> SamplingOptions:
+def _sampling(fields: Fields, limit: int | None) -> SamplingOptions:
     seed = fields.integer("seed")
     if seed is not None and not -(2**63) <= seed < 2**64:
         raise OutOfRangeError("seed", seed, f"[{-(2**63)}, {2**64 - 1}]")
@@ -96,8 +139,37 @@ def _sampling(fields: Fields, limit_name: str, limit: int | None) -> SamplingOpt
         stop=_stop(fields.raw("stop")),
         stop_token_ids=fields.integers("stop_token_ids"),
         ignore_eos=fields.boolean("ignore_eos") or False,
-        names={"max_tokens": limit_name},
+        repetition_penalty=fields.number("repetition_penalty"),
+        presence_penalty=fields.number("presence_penalty"),
+        frequency_penalty=fields.number("frequency_penalty"),
+        logit_bias=_bias(fields.mapping("logit_bias")),
     )
+
+
+def _bias(given: dict[str, Any] | None) -> tuple[tuple[int, float], ...]:
+    """JSON's names are strings: each is a token id in decimal digits."""
+    bias = {}
+    for name, value in (given or {}).items():
+        path = f"logit_bias.{shown(name)}"
+        if not (_TOKEN_ID.fullmatch(name) and isinstance(value, int | float) and not isinstance(value, bool)):
+            raise WrongTypeError(path, f"{path}={shown(value)}: the name must be a token id in decimal digits, and the value a number")
+        bias[int(name)] = float(value) if abs(value) <= sys.float_info.max else math.inf
+    return tuple(sorted(bias.items()))
+
+
+def _chat_logprobs(fields: Fields) -> int | None:
+    """How many of the most probable tokens are told with each; None: no log probabilities at all."""
+    wanted, top = fields.boolean("logprobs") or False, fields.integer("top_logprobs")
+    if top and not wanted:
+        raise RequestError("top_logprobs", f"top_logprobs={top} is for logprobs=true only: set that too, or leave it out")
+    return (top or 0) if wanted else None
+
+
+def _chat_prompt(fields: Fields) -> ChatPrompt:
+    messages = fields.required("messages", fields.array("messages"))
+    if not messages:
+        raise MissingFieldError("messages", "messages is empty: a conversation has at least one message")
+    return ChatPrompt([_message(message, f"messages[{number}]") for number, message in enumerate(messages)])
 
 
 def _chat_limit(fields: Fields) -> tuple[str, int | None]:

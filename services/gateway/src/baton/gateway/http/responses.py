@@ -23,17 +23,18 @@ EVENT_HEADERS = [
     (b"x-accel-buffering", b"no"),
 ]
 
-MakeShape = Callable[[str], Shape]
+MakeShape = Callable[[str, str], Shape]
 
 
 class WholeAnswer(Response):
-    """One JSON body at the end. `make_shape` gets the request id."""
+    """One JSON body at the end. `make_shape` gets the request id, and the prompt's text where `echo` asks for it."""
 
-    def __init__(self, inference: Inference, request: InferenceRequest, make_shape: MakeShape) -> None:
+    def __init__(self, inference: Inference, request: InferenceRequest, make_shape: MakeShape, *, echo: bool = False) -> None:
         super().__init__()
         self._inference = inference
         self._request = request
         self._make_shape = make_shape
+        self._echo = echo
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         response: list[Response] = []
@@ -47,21 +48,23 @@ class WholeAnswer(Response):
     async def _answer(self) -> Response:
         try:
             async with self._inference.open(self._request) as answer:
-                text = "".join([piece.text async for piece in answer])
+                pieces = [piece async for piece in answer]
+                echoed = await self._inference.tokenizer.text_of(self._request.prompt) if self._echo else ""
         except GatewayError as error:
             return error_response(error)
-        body = self._make_shape(answer.request_id).whole(text, finish_name(answer.finish_reason), answer.usage)
+        body = self._make_shape(answer.request_id, echoed).whole(pieces, finish_name(answer.finish_reason), answer.usage)
         return json_response(body, headers={"x-request-id": answer.request_id})
 
 
 class StreamedAnswer(Response):
     """Server-sent events. The status is sent with the first token, so that a request that fails before it has an honest one."""
 
-    def __init__(self, inference: Inference, request: InferenceRequest, make_shape: MakeShape) -> None:
+    def __init__(self, inference: Inference, request: InferenceRequest, make_shape: MakeShape, *, echo: bool = False) -> None:
         super().__init__()
         self._inference = inference
         self._request = request
         self._make_shape = make_shape
+        self._echo = echo
         self._started = False
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -84,13 +87,14 @@ class StreamedAnswer(Response):
 
     async def _answer(self, send: Send) -> None:
         async with self._inference.open(self._request) as answer:
-            shape = self._make_shape(answer.request_id)
+            echoed = await self._inference.tokenizer.text_of(self._request.prompt) if self._echo else ""
+            shape = self._make_shape(answer.request_id, echoed)
             async for piece in answer:
                 if not self._started:
                     await self._start(send, answer.request_id)
                     await _events(send, *map(dump, shape.first()))
-                if piece.text:
-                    await _events(send, dump(shape.piece(piece.text)))
+                if piece.text or piece.logprobs:
+                    await _events(send, dump(shape.piece(piece)))
             rest = [shape.last(finish_name(answer.finish_reason)), *shape.usage(answer.usage)]
             await _events(send, *map(dump, rest), b"[DONE]")
 

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
+from baton.gateway.answer import Piece
 from baton.wire.v1 import common_pb2, inference_pb2
 
 _FINISH = {common_pb2.FINISH_REASON_STOP: "stop", common_pb2.FINISH_REASON_LENGTH: "length"}
@@ -22,15 +25,25 @@ def usage_body(usage: inference_pb2.Usage) -> dict[str, int]:
     }
 
 
-class Shape(ABC):
-    """Bodies of one answer. With `include_usage`, every chunk has a usage field, null but in the last."""
+@dataclass(frozen=True, slots=True)
+class Style:
+    """What of an answer's body the request chose. include_usage: every chunk has a usage field, null but in the last. echo: text that comes before
+    the answer's. spell: the bytes that a token stands for."""
 
-    def __init__(self, answer_id: str, model: str, created_s: int, *, include_usage: bool = False) -> None:
+    spell: Callable[[int], bytes]
+    include_usage: bool = False
+    echo: str = ""
+
+
+class Shape(ABC):
+    """Bodies of one answer."""
+
+    def __init__(self, answer_id: str, model: str, created_s: int, style: Style) -> None:
         self._head: dict[str, Any] = {"id": answer_id, "created": created_s, "model": model}
-        self._include_usage = include_usage
+        self._style = style
 
     @abstractmethod
-    def whole(self, text: str, finish: str | None, usage: inference_pb2.Usage) -> dict[str, Any]:
+    def whole(self, pieces: Sequence[Piece], finish: str | None, usage: inference_pb2.Usage) -> dict[str, Any]:
         """The body of an answer that is not streamed."""
 
     @abstractmethod
@@ -38,8 +51,8 @@ class Shape(ABC):
         """Chunks before the text."""
 
     @abstractmethod
-    def piece(self, text: str) -> dict[str, Any]:
-        """A chunk of text."""
+    def piece(self, piece: Piece) -> dict[str, Any]:
+        """A chunk of text, and the log probabilities of its tokens."""
 
     @abstractmethod
     def last(self, finish: str | None) -> dict[str, Any]:
@@ -50,26 +63,30 @@ class Shape(ABC):
 
     def usage(self, usage: inference_pb2.Usage) -> list[dict[str, Any]]:
         """The chunk after the last, if the client asked for it."""
-        if not self._include_usage:
+        if not self._style.include_usage:
             return []
         return [self._head | {"object": self._object(), "choices": [], "usage": usage_body(usage)}]
 
     def _chunk(self, choice: dict[str, Any]) -> dict[str, Any]:
         body = self._head | {"object": self._object(), "choices": [{"index": 0, "logprobs": None} | choice]}
-        return body | {"usage": None} if self._include_usage else body
+        return body | {"usage": None} if self._style.include_usage else body
+
+    def _spelt(self, token: int) -> str:
+        """A part of a character is a replacement character."""
+        return self._style.spell(token).decode("utf-8", "replace")
 
 
 class ChatShape(Shape):
-    def whole(self, text: str, finish: str | None, usage: inference_pb2.Usage) -> dict[str, Any]:
-        message = {"role": "assistant", "content": text, "refusal": None}
-        choice = {"index": 0, "message": message, "logprobs": None, "finish_reason": finish}
+    def whole(self, pieces: Sequence[Piece], finish: str | None, usage: inference_pb2.Usage) -> dict[str, Any]:
+        message = {"role": "assistant", "content": "".join(piece.text for piece in pieces), "refusal": None}
+        choice = {"index": 0, "message": message, "logprobs": self._logprobs(pieces), "finish_reason": finish}
         return self._head | {"object": "chat.completion", "choices": [choice], "usage": usage_body(usage)}
 
     def first(self) -> list[dict[str, Any]]:
         return [self._chunk({"delta": {"role": "assistant", "content": ""}, "finish_reason": None})]
 
-    def piece(self, text: str) -> dict[str, Any]:
-        return self._chunk({"delta": {"content": text}, "finish_reason": None})
+    def piece(self, piece: Piece) -> dict[str, Any]:
+        return self._chunk({"delta": {"content": piece.text}, "logprobs": self._logprobs([piece]), "finish_reason": None})
 
     def last(self, finish: str | None) -> dict[str, Any]:
         return self._chunk({"delta": {}, "finish_reason": finish})
@@ -77,20 +94,53 @@ class ChatShape(Shape):
     def _object(self) -> str:
         return "chat.completion.chunk"
 
+    def _logprobs(self, pieces: Sequence[Piece]) -> dict[str, Any] | None:
+        content = [
+            self._entry(token, said.logprob)
+            | {"top_logprobs": [self._entry(*best) for best in zip(said.top_token_ids, said.top_logprobs, strict=True)]}
+            for piece in pieces
+            for token, said in zip(piece.token_ids, piece.logprobs, strict=bool(piece.logprobs))
+        ]
+        return {"content": content, "refusal": None} if content else None
+
+    def _entry(self, token: int, logprob: float) -> dict[str, Any]:
+        return {"token": self._spelt(token), "logprob": logprob, "bytes": list(self._style.spell(token))}
+
 
 class CompletionShape(Shape):
-    def whole(self, text: str, finish: str | None, usage: inference_pb2.Usage) -> dict[str, Any]:
-        choice = {"index": 0, "text": text, "logprobs": None, "finish_reason": finish}
+    def __init__(self, answer_id: str, model: str, created_s: int, style: Style) -> None:
+        super().__init__(answer_id, model, created_s, style)
+        self._offset = len(style.echo)
+
+    def whole(self, pieces: Sequence[Piece], finish: str | None, usage: inference_pb2.Usage) -> dict[str, Any]:
+        text = self._style.echo + "".join(piece.text for piece in pieces)
+        choice = {"index": 0, "text": text, "logprobs": self._logprobs(pieces), "finish_reason": finish}
         return self._head | {"object": "text_completion", "choices": [choice], "usage": usage_body(usage)}
 
     def first(self) -> list[dict[str, Any]]:
-        return []
+        return [self._chunk({"text": self._style.echo, "finish_reason": None})] if self._style.echo else []
 
-    def piece(self, text: str) -> dict[str, Any]:
-        return self._chunk({"text": text, "finish_reason": None})
+    def piece(self, piece: Piece) -> dict[str, Any]:
+        return self._chunk({"text": piece.text, "logprobs": self._logprobs([piece]), "finish_reason": None})
 
     def last(self, finish: str | None) -> dict[str, Any]:
         return self._chunk({"text": "", "finish_reason": finish})
 
     def _object(self) -> str:
         return "text_completion"
+
+    def _logprobs(self, pieces: Sequence[Piece]) -> dict[str, Any] | None:
+        """Where tokens spell alike, of the most probable ones the first is told."""
+        tokens, values, tops, offsets = [], [], [], []
+        for piece in pieces:
+            for token, said in zip(piece.token_ids, piece.logprobs, strict=bool(piece.logprobs)):
+                text = self._spelt(token)
+                top: dict[str, float] = {}
+                for other, logprob in (*zip(said.top_token_ids, said.top_logprobs, strict=True), (token, said.logprob)):
+                    top.setdefault(self._spelt(other), logprob)
+                tokens.append(text)
+                values.append(said.logprob)
+                tops.append(top)
+                offsets.append(self._offset)
+                self._offset += len(text)
+        return {"tokens": tokens, "token_logprobs": values, "top_logprobs": tops, "text_offset": offsets} if tokens else None

@@ -1,0 +1,179 @@
+"""The official `openai` client, sync and async, streamed and whole, in every feature: against a split fleet and a plain one.
+
+What the two say differs in ids and times alone.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import openai
+import pytest
+from fleet import MODEL, Fleet
+
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(900)]
+
+MESSAGES = [{"role": "system", "content": "You are brief."}, {"role": "user", "content": "Name three colours and say why you like them."}]
+PROMPT = "The three primary colours are"
+#: Of SmolLM2's vocabulary: "<|im_end|>".
+EOS = 2
+
+SAMPLED = {"temperature": 0.9, "top_p": 0.95, "seed": 11}
+GREEDY = {"temperature": 0}
+
+#: (name, is a chat, fields). What is beyond OpenAI's own fields goes through `extra_body`.
+CASES: list[tuple[str, bool, dict[str, Any]]] = [
+    ("greedy", True, GREEDY),
+    ("sampled", True, SAMPLED),
+    ("sampled with top_k and min_p", True, SAMPLED | {"extra_body": {"top_k": 40, "min_p": 0.02}}),
+    ("stop strings", True, GREEDY | {"stop": ["colour that", "zzz"]}),
+    ("stop tokens, min_tokens", True, SAMPLED | {"extra_body": {"stop_token_ids": [28, 30], "min_tokens": 4}}),
+    ("ignore_eos", True, GREEDY | {"extra_body": {"ignore_eos": True}}),
+    ("presence and frequency", True, GREEDY | {"presence_penalty": 1.5, "frequency_penalty": 0.5}),
+    ("repetition", True, GREEDY | {"extra_body": {"repetition_penalty": 1.3}}),
+    ("penalties, sampled", True, SAMPLED | {"presence_penalty": 0.8, "frequency_penalty": 0.8, "extra_body": {"repetition_penalty": 1.1}}),
+    ("bias", True, SAMPLED | {"logit_bias": {"260": -100, "28": 3}}),
+    ("logprobs", True, SAMPLED | {"logprobs": True, "top_logprobs": 3}),
+    ("logprobs alone", True, GREEDY | {"logprobs": True}),
+    ("completion", False, SAMPLED),
+    ("completion, logprobs", False, GREEDY | {"logprobs": 2, "frequency_penalty": 1.0}),
+    ("completion, echo", False, GREEDY | {"echo": True}),
+    ("completion, bias to the end", False, GREEDY | {"logit_bias": {str(EOS): 100}}),
+]
+ANSWER_TOKENS = 16
+
+
+def about(fleet: Fleet) -> dict[str, Any]:
+    return {"base_url": f"http://{fleet.http}/v1", "api_key": "unused", "max_retries": 0, "timeout": 120}
+
+
+def asked(is_chat: bool, fields: dict[str, Any]) -> dict[str, Any]:
+    prompt: dict[str, Any] = {"messages": MESSAGES} if is_chat else {"prompt": PROMPT}
+    return {"model": MODEL, "max_tokens": ANSWER_TOKENS, **prompt, **fields}
+
+
+def told(whole: Any) -> dict[str, Any]:
+    """A whole answer without its id and its time."""
+    body: dict[str, Any] = whole.model_dump(exclude={"id", "created"})
+    return body
+
+
+def joined(chunks: list[Any], is_chat: bool) -> dict[str, Any]:
+    """What the chunks of a stream add up to, in the shape of `told`."""
+    assert len({(chunk.id, chunk.created) for chunk in chunks}) == 1, "one answer has one id"
+    text, finish, logprobs = "", None, []
+    for chunk in chunks[:-1]:
+        (choice,) = chunk.choices
+        assert finish is None, "nothing comes after the finish reason"
+        assert chunk.usage is None
+        text += (choice.delta.content or "") if is_chat else choice.text
+        finish = choice.finish_reason
+        if choice.logprobs is not None:
+            logprobs.append(choice.logprobs.model_dump())
+    assert not chunks[-1].choices
+    return {"text": text, "finish": finish, "logprobs": merged(logprobs), "usage": chunks[-1].usage.model_dump()}
+
+
+def merged(parts: list[dict[str, Any]]) -> dict[str, Any] | None:
+    if not parts:
+        return None
+    return {name: None if parts[0][name] is None else [one for part in parts for one in part[name]] for name in parts[0]}
+
+
+def as_joined(body: dict[str, Any], is_chat: bool) -> dict[str, Any]:
+    choice = body["choices"][0]
+    text = choice["message"]["content"] if is_chat else choice["text"]
+    return {"text": text, "finish": choice["finish_reason"], "logprobs": choice["logprobs"], "usage": body["usage"]}
+
+
+def differences(ours: Any, theirs: Any, path: str = "") -> list[str]:
+    """Where two bodies differ; log probabilities may in their last digits, as their batches did."""
+    if isinstance(ours, dict) and isinstance(theirs, dict) and ours.keys() == theirs.keys():
+        return [one for name in ours for one in differences(ours[name], theirs[name], f"{path}.{name}")]
+    if isinstance(ours, list) and isinstance(theirs, list) and len(ours) == len(theirs):
+        return [one for number, pair in enumerate(zip(ours, theirs, strict=True)) for one in differences(*pair, f"{path}[{number}]")]
+    if isinstance(ours, float) and isinstance(theirs, float) and abs(ours - theirs) < 1e-3:
+        return []
+    return [] if ours == theirs else [f"{path}: {ours!r} and {theirs!r}"]
+
+
+async def one_case(client: openai.AsyncOpenAI, is_chat: bool, fields: dict[str, Any]) -> dict[str, Any]:
+    """The async client's answer, whole and streamed, which are the same."""
+    create: Any = client.chat.completions.create if is_chat else client.completions.create
+    request = asked(is_chat, fields)
+    whole, stream = await asyncio.gather(create(**request), create(**request, stream=True, stream_options={"include_usage": True}))
+    body = told(whole)
+    streamed = joined([chunk async for chunk in stream], is_chat)
+    assert not differences(streamed, as_joined(body, is_chat))
+    return body
+
+
+async def all_cases(fleet: Fleet) -> dict[str, dict[str, Any]]:
+    async with openai.AsyncOpenAI(**about(fleet)) as client:
+        bodies = await asyncio.gather(*(one_case(client, is_chat, fields) for _, is_chat, fields in CASES))
+    return {name: body for (name, _, _), body in zip(CASES, bodies, strict=True)}
+
+
+@pytest.fixture(scope="module")
+def split_bodies(shm_fleet: Fleet) -> dict[str, dict[str, Any]]:
+    bodies = asyncio.run(all_cases(shm_fleet))
+    shm_fleet.assert_free()
+    return bodies
+
+
+def test_split_says_what_plain_says(split_bodies: dict[str, dict[str, Any]], plain_fleet: Fleet) -> None:
+    plain_bodies = asyncio.run(all_cases(plain_fleet))
+    plain_fleet.assert_free()
+    assert {name: found for name in plain_bodies if (found := differences(split_bodies[name], plain_bodies[name]))} == {}
+
+
+def test_each_field_does_what_it_says(split_bodies: dict[str, dict[str, Any]]) -> None:
+    def text(name: str) -> str:
+        found: str = as_joined(split_bodies[name], "completion" not in name)["text"]
+        return found
+
+    assert text("sampled") != text("greedy")
+    before, stop, _ = text("greedy").partition("colour that")
+    assert stop
+    assert text("stop strings") == before
+    assert split_bodies["stop strings"]["choices"][0]["finish_reason"] == "stop"
+    assert split_bodies["stop tokens, min_tokens"]["usage"]["completion_tokens"] >= 4
+    assert split_bodies["ignore_eos"]["usage"]["completion_tokens"] == ANSWER_TOKENS
+    assert text("presence and frequency") != text("greedy")
+    assert text("repetition") != text("greedy")
+    assert text("penalties, sampled") != text("sampled")
+    assert text("completion, echo").startswith(PROMPT)
+    assert len(text("completion, echo")) > len(PROMPT)
+    ended = split_bodies["completion, bias to the end"]
+    assert (ended["usage"]["completion_tokens"], ended["choices"][0]["finish_reason"], ended["choices"][0]["text"]) == (1, "stop", "")
+    for name in ("logprobs", "logprobs alone"):
+        body = split_bodies[name]
+        entries = body["choices"][0]["logprobs"]["content"]
+        assert len(entries) == body["usage"]["completion_tokens"]
+        assert all(entry["logprob"] <= 0 for entry in entries)
+        spelt = b"".join(bytes(entry["bytes"]) for entry in entries).decode()
+        assert spelt.removesuffix("<|im_end|>") == text(name)
+    assert text("logprobs") == text("sampled"), "asking for them changes no token"
+    for entry in split_bodies["logprobs"]["choices"][0]["logprobs"]["content"]:
+        values = [best["logprob"] for best in entry["top_logprobs"]]
+        assert len(values) == 3
+        assert values == sorted(values, reverse=True)
+        assert values[0] >= entry["logprob"] - 1e-6
+
+
+def test_the_sync_client(shm_fleet: Fleet, split_bodies: dict[str, dict[str, Any]]) -> None:
+    with openai.OpenAI(**about(shm_fleet)) as client:
+        for name, is_chat, fields in (CASES[1], CASES[10], CASES[13]):
+            create: Any = client.chat.completions.create if is_chat else client.completions.create
+            assert not differences(told(create(**asked(is_chat, fields))), split_bodies[name]), name
+            chunks = list(create(**asked(is_chat, fields), stream=True, stream_options={"include_usage": True}))
+            assert not differences(joined(chunks, is_chat), as_joined(split_bodies[name], is_chat)), name
+        raw = client.chat.completions.with_raw_response.create(**asked(True, GREEDY | {"extra_body": {"request_id": "mine-1"}}))
+        assert raw.headers["x-request-id"] == "mine-1"
+        assert [model.id for model in client.models.list()] == [MODEL]
+        with pytest.raises(openai.BadRequestError, match="n=4 is not supported here: it must be 1"):
+            client.chat.completions.create(**asked(True, {"n": 4}))
+        with pytest.raises(openai.BadRequestError, match=r"presence_penalty=3.0 is outside \[-2, 2\]"):
+            client.chat.completions.create(**asked(True, {"presence_penalty": 3}))
+    shm_fleet.assert_free()
