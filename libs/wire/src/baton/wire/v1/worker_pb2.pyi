@@ -260,6 +260,7 @@ class Start(_message.Message):
     DECODE_FIELD_NUMBER: _builtins.int
     PLAIN_FIELD_NUMBER: _builtins.int
     LOCAL_FIELD_NUMBER: _builtins.int
+    CACHE_SALT_FIELD_NUMBER: _builtins.int
     room: _builtins.int
     """Random 63 bit, single use. 0 is refused."""
     deadline_ms: _builtins.int
@@ -269,6 +270,10 @@ class Start(_message.Message):
     waiting_timeout_ms: _builtins.int
     traceparent: _builtins.str
     """W3C trace context of the gateway's span."""
+    cache_salt: _builtins.str
+    """Prefixes are found in a worker's cache under the salt that they were computed under, and no other: the id of the caller's API key, empty where
+    the gateway asks for none.
+    """
     @_builtins.property
     def prompt_token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
     @_builtins.property
@@ -295,10 +300,11 @@ class Start(_message.Message):
         decode: Global___DecodeLeg | None = ...,
         plain: Global___PlainLeg | None = ...,
         local: Global___LocalLeg | None = ...,
+        cache_salt: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["decode", b"decode", "leg", b"leg", "local", b"local", "plain", b"plain", "prefill", b"prefill", "sampling", b"sampling"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["bootstrap_timeout_ms", b"bootstrap_timeout_ms", "deadline_ms", b"deadline_ms", "decode", b"decode", "leg", b"leg", "local", b"local", "plain", b"plain", "prefill", b"prefill", "prompt_token_ids", b"prompt_token_ids", "room", b"room", "sampling", b"sampling", "traceparent", b"traceparent", "waiting_timeout_ms", b"waiting_timeout_ms"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["bootstrap_timeout_ms", b"bootstrap_timeout_ms", "cache_salt", b"cache_salt", "deadline_ms", b"deadline_ms", "decode", b"decode", "leg", b"leg", "local", b"local", "plain", b"plain", "prefill", b"prefill", "prompt_token_ids", b"prompt_token_ids", "room", b"room", "sampling", b"sampling", "traceparent", b"traceparent", "waiting_timeout_ms", b"waiting_timeout_ms"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType_leg: _TypeAlias = _typing.Literal["prefill", "decode", "plain", "local"]  # noqa: Y015
     _WhichOneofArgType_leg: _TypeAlias = _typing.Literal["leg", b"leg"]  # noqa: Y015
