@@ -212,8 +212,8 @@ class WorkerFront:
             load=self._load(),
             draining=self.draining,
             version=about.version,
-        )
             sampling_level=SAMPLING_LEVEL,
+        )
 
     def _check_capacity(self, room: int) -> None:
         if self.draining:
