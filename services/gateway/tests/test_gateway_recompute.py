@@ -99,6 +99,7 @@ async def test_decode_lost_at_any_token_is_not_noticed(stack_of: StackOf, num_to
         sampling.CopyFrom(stream.first.sampling)
         sampling.max_tokens -= num_tokens
         sampling.min_tokens = max(0, 3 - num_tokens)
+        sampling.answered_tokens = num_tokens
         assert start.sampling == sampling
         assert start.deadline_ms <= stream.first.deadline_ms
     (failed,) = last.report.failed_attempts
