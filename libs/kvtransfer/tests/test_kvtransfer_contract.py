@@ -305,6 +305,30 @@ def test_bytes_that_are_no_invitation_are_refused(house: Any) -> None:
             sender.agent.connect(bad, sender.region)
 
 
+def test_what_is_no_whole_number_is_refused_and_not_cut(pair: Any, house: Any) -> None:
+    peer = pair[-1]
+    with pytest.raises(kv.InvalidArgument, match=re.escape("room=7.9 is a float, must be a whole number")):
+        peer.begin(7.9)
+    agent = house.local("another").agent
+    inbox = agent.open_inbox("sender", agent.allocate(PAGE))
+    for room, generation in ((7.9, 1), (7, 1.0), ("7", 1)):
+        with pytest.raises(kv.InvalidArgument, match="must be a whole number"):
+            inbox.arm(room, generation)
+    assert inbox.arm(np.int64(7), np.int64(1)) >= 0
+    with pytest.raises(kv.InvalidArgument, match=re.escape("num_bytes=4096.0 is a float")):
+        agent.allocate(4096.0)
+
+
+def test_a_region_of_another_agent_is_refused(pair: Any, house: Any) -> None:
+    sender, receiver, _, _ = pair
+    agent = house.local("another").agent
+    with pytest.raises(kv.InvalidArgument, match="region is a region of another agent"):
+        agent.open_inbox("sender", sender.region)
+    _, invitation = receiver.open_inbox()
+    with pytest.raises(kv.InvalidArgument, match="source is a region of another agent"):
+        agent.connect(invitation, sender.region)
+
+
 @pytest.mark.parametrize(
     ("field", "value"),
     [
@@ -315,6 +339,8 @@ def test_bytes_that_are_no_invitation_are_refused(house: Any) -> None:
         ("max_put_bytes", 1),
         ("device", "gpu"),
         ("spin_us", -1),
+        ("transfer_queues", 1.5),
+        ("probe_bytes", 1e6),
     ],
 )
 def test_a_bad_setting_names_itself_and_its_value(field: str, value: Any) -> None:

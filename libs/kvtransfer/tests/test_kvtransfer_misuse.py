@@ -217,4 +217,4 @@ def test_a_network_device_that_is_not_there_is_named_beside_those_that_are() -> 
 def test_a_library_that_is_no_libucp_is_told_from_one() -> None:
     done = run(OPEN.format("shm"), BATON_UCX_LIBRARY="libm.so.6")
     assert "LibraryNotFound" in done.stderr
-    assert "libm.so.6 (named by BATON_UCX_LIBRARY): it is no libucp: it lacks ucp_am_send_nbx, " in done.stderr
+    assert "libm.so.6 (named by ucx_library or BATON_UCX_LIBRARY): it is no libucp: it lacks ucp_am_send_nbx, " in done.stderr

@@ -97,7 +97,7 @@ def test_the_named_library_is_used_and_described(tmp_path: Path) -> None:
 def test_a_named_library_that_is_not_there_is_named() -> None:
     done = run(OPEN, BATON_UCX_LIBRARY="/no/such/libucp.so.0")
     assert "LibraryNotFound" in done.stderr
-    assert "/no/such/libucp.so.0 (named by BATON_UCX_LIBRARY)" in done.stderr
+    assert "/no/such/libucp.so.0 (named by ucx_library or BATON_UCX_LIBRARY)" in done.stderr
 
 
 @pytest.mark.parametrize(("version", "functions", "why"), [("1.8.0", (), "lacks ucp_am_send_nbx, "), ("1.17.1", FUNCTIONS, "ends the process")])
@@ -110,7 +110,7 @@ def test_a_library_that_is_too_old_is_refused_by_name(tmp_path: Path, version: s
     compile_library(source, old)
     done = run(OPEN, BATON_UCX_LIBRARY=str(old))
     assert "LibraryTooOld" in done.stderr
-    assert f"{old} (UCX {version}, named by BATON_UCX_LIBRARY) {why}" in done.stderr
+    assert f"{old} (UCX {version}, named by ucx_library or BATON_UCX_LIBRARY) {why}" in done.stderr
     assert "at least 1.18 is needed" in done.stderr
 
 

@@ -6,6 +6,7 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from baton.kvtransfer.checks import whole
 from baton.kvtransfer.errors import InvalidArgument
 
 #: Path of a libucp.so.0 to use instead of the system's or the wheel's.
@@ -65,13 +66,13 @@ class AgentConfig:
             raise InvalidArgument(f"instance_id={self.instance_id!r} has {len(self.instance_id)} characters, must have 1 to 128")
         _one_of("backend", self.backend, BACKENDS)
         _one_of("transport", self.transport, TRANSPORTS)
-        _between("transfer_queues", self.transfer_queues, 1, 64)
-        _between("spin_us", self.spin_us, 0, 100_000)
-        _between("max_in_flight", self.max_in_flight, 1, 65_536)
-        _between("max_put_bytes", self.max_put_bytes, 4096, 1 << 40)
+        whole("transfer_queues", self.transfer_queues, 1, 64)
+        whole("spin_us", self.spin_us, 0, 100_000)
+        whole("max_in_flight", self.max_in_flight, 1, 65_536)
+        whole("max_put_bytes", self.max_put_bytes, 4096, 1 << 40)
         _between("connect_timeout_s", self.connect_timeout_s, 0.001, 3600)
         _between("probe_timeout_s", self.probe_timeout_s, 0.001, 3600)
-        _between("probe_bytes", self.probe_bytes, 0, 1 << 34)
+        whole("probe_bytes", self.probe_bytes, 0, 1 << 34)
         if self.device and not (self.device.isascii() and self.device.isdecimal()):
             raise InvalidArgument(f"device={self.device!r} must be empty (host memory) or the number of a CUDA device")
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import struct
 from dataclasses import dataclass
 
+from baton.kvtransfer.checks import whole
 from baton.kvtransfer.errors import InvalidArgument
 
 RECORD_BYTES = 64
@@ -45,18 +46,13 @@ class Doorbell:
     last_layer_ns: int = 0
 
     def __post_init__(self) -> None:
-        _in_range("room", self.room, 1, _MASK)
-        _in_range("generation", self.generation, 1, 2**32 - 1)
-        _in_range("num_tokens", self.num_tokens, 0, 2**32 - 1)
-        _in_range("first_token", self.first_token, -(2**31), 2**31 - 1)
-        _in_range("status", self.status, 0, 2**16 - 1)
-        _in_range("digest", self.digest, 0, _MASK)
-        _in_range("last_layer_ns", self.last_layer_ns, 0, _MASK)
-
-
-def _in_range(name: str, value: int, low: int, high: int) -> None:
-    if not low <= value <= high:
-        raise InvalidArgument(f"doorbell {name}={value} is outside [{low}, {high}]")
+        whole("doorbell room", self.room, 1, _MASK)
+        whole("doorbell generation", self.generation, 1, 2**32 - 1)
+        whole("doorbell num_tokens", self.num_tokens, 0, 2**32 - 1)
+        whole("doorbell first_token", self.first_token, -(2**31), 2**31 - 1)
+        whole("doorbell status", self.status, 0, 2**16 - 1)
+        whole("doorbell digest", self.digest, 0, _MASK)
+        whole("doorbell last_layer_ns", self.last_layer_ns, 0, _MASK)
 
 
 def checksum(words: tuple[int, ...]) -> int:

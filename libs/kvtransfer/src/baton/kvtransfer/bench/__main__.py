@@ -9,7 +9,7 @@ from statistics import median, quantiles
 
 from baton.kvtransfer.bench import cost, nixl, perftest
 from baton.kvtransfer.bench.cases import KIB, MIB, Case, cases
-from baton.kvtransfer.bench.ours import Ours
+from baton.kvtransfer.bench.ours import Ours, in_new_processes
 
 _COLUMNS = ("path", "span", "puts", "ours GB/s", "ucx_perftest GB/s", "NIXL GB/s", "ours/NIXL", "ours/ucx", "middle half", "target", "")
 
@@ -66,8 +66,7 @@ def measure_speed(transport: str, repeats: int, total_bytes: int, nixl_threads: 
             nixl_speeds: list[list[float]] = [[] for _ in others]
             for _ in range(repeats):  # in turns, so that other work on the machine meets all of them
                 # Two new processes a turn, as ucx_perftest has: where their memory happens to lie is worth a fifth of the speed from 4 MiB on.
-                with Ours(transport) as ours:
-                    speeds.append(ours.gigabytes_per_s(case))
+                speeds.append(in_new_processes(transport, case))
                 for found, run in zip(theirs, runs, strict=True):
                     found.append(run(case))
                 for found, other in zip(nixl_speeds, others, strict=True):

@@ -28,6 +28,26 @@ def _receive(pipe: Connection, transport: str, num_bytes: int) -> None:
             pipe.send(slot)
 
 
+def _send(pipe: Connection, transport: str, case: Case) -> None:
+    with Ours(transport) as ours:
+        pipe.send(ours.gigabytes_per_s(case))
+
+
+def in_new_processes(transport: str, case: Case) -> float:
+    """GB/s of `case` between two processes that nothing was done in before. Raises RuntimeError when they end without an answer."""
+    context = multiprocessing.get_context("spawn")
+    pipe, theirs = context.Pipe()
+    process = context.Process(target=_send, args=(theirs, transport, case))
+    process.start()
+    theirs.close()
+    try:
+        return float(pipe.recv())
+    except EOFError as error:
+        raise RuntimeError(f"the sender of the benchmark ended with status {process.exitcode} and no figure") from error
+    finally:
+        process.join()
+
+
 class Ours:
     """A sender in this process, a receiver in another one. Every room ends with its doorbell: what is timed is what a caller waits for."""
 
@@ -36,6 +56,7 @@ class Ours:
         self._pipe, theirs = context.Pipe()
         self._process = context.Process(target=_receive, args=(theirs, transport, num_bytes), daemon=True)
         self._process.start()
+        theirs.close()  # so that the end of the receiver is seen here
         self._agent = open_agent(AgentConfig(instance_id="bench-sender", transport=transport, probe_bytes=0))
         self._source = self._agent.allocate(num_bytes)
         np.frombuffer(self._source.buffer, dtype=np.uint8)[:] = 1

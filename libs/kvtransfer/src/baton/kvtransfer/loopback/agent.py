@@ -11,6 +11,7 @@ from collections import deque
 from collections.abc import Callable
 
 from baton.kvtransfer.base import Agent, Inbox, Peer, Region, WriteHandle, WriteState
+from baton.kvtransfer.checks import whole
 from baton.kvtransfer.config import AgentConfig
 from baton.kvtransfer.errors import Closed, IncompatiblePeer, InvalidArgument, PeerUnreachable, UnexpectedTransport
 from baton.kvtransfer.identity import Identity
@@ -39,6 +40,7 @@ class LoopbackAgent(Agent):
         self._paused = False
         self._is_closed = False
         self._own: list[LoopbackInbox] = []
+        self._regions: weakref.WeakSet[LoopbackRegion] = weakref.WeakSet()
         self._peers: list[LoopbackPeer] = []
         self._on_doorbell: list[Callable[[Inbox], None]] = []
         self._on_write: list[Callable[[WriteHandle], None]] = []
@@ -68,22 +70,18 @@ class LoopbackAgent(Agent):
 
     def allocate(self, num_bytes: int) -> LoopbackRegion:
         self._require_open()
-        if num_bytes < 1:
-            raise InvalidArgument(f"num_bytes={num_bytes} must be at least 1")
-        return LoopbackRegion(bytearray(num_bytes))
+        return self._keep(LoopbackRegion(bytearray(whole("num_bytes", num_bytes, 1, 1 << 63))))
 
     def register(self, address: int, num_bytes: int) -> LoopbackRegion:
         self._require_open()
         if num_bytes < 1 or address < 1:
             raise InvalidArgument(f"address={address:#x}, num_bytes={num_bytes}: both must be at least 1")
-        return LoopbackRegion((ctypes.c_char * num_bytes).from_address(address))
+        return self._keep(LoopbackRegion((ctypes.c_char * num_bytes).from_address(address)))
 
     def open_inbox(self, sender_id: str, region: Region, num_doorbells: int = 1024) -> LoopbackInbox:
         self._require_open()
-        if not isinstance(region, LoopbackRegion):
-            raise InvalidArgument(f"region is a {type(region).__name__}, must come from this agent")
-        if not 1 <= num_doorbells <= 1 << 20:
-            raise InvalidArgument(f"num_doorbells={num_doorbells} is outside [1, {1 << 20}]")
+        region = self._of_this_agent("region", region)
+        num_doorbells = whole("num_doorbells", num_doorbells, 1, 1 << 20)
         nonce = secrets.randbits(63) | 1
         inbox = LoopbackInbox(sender_id, region, nonce, num_doorbells, self._ring, lambda: _inboxes.pop(nonce, None))
         inbox.encoded = Invitation(
@@ -108,8 +106,7 @@ class LoopbackAgent(Agent):
         self._require_open()
         invited = Invitation.decode(invitation)
         name = invited.identity.instance_id
-        if not isinstance(source, LoopbackRegion):
-            raise InvalidArgument(f"source is a {type(source).__name__}, must come from this agent")
+        source = self._of_this_agent("source", source)
         if invited.backend != "loopback":
             raise IncompatiblePeer(f"{name}: backend {invited.backend!r} there, 'loopback' here")
         require_same(self._config.fingerprint, invited.fingerprint)
@@ -149,6 +146,17 @@ class LoopbackAgent(Agent):
         for thread in (self._queue, self._notifier):
             if thread is not threading.current_thread():
                 thread.join()
+
+    def _keep(self, region: LoopbackRegion) -> LoopbackRegion:
+        self._regions.add(region)
+        return region
+
+    def _of_this_agent(self, name: str, region: Region) -> LoopbackRegion:
+        if not isinstance(region, LoopbackRegion):
+            raise InvalidArgument(f"{name} is a {type(region).__name__}, must come from this agent")
+        if region not in self._regions:
+            raise InvalidArgument(f"{name} is a region of another agent, must come from {self._config.instance_id}")
+        return region
 
     def _require_open(self) -> None:
         if self._is_closed:

@@ -7,6 +7,7 @@ from collections.abc import Callable
 
 from baton.kvtransfer import doorbell as records
 from baton.kvtransfer.base import Inbox, InboxStats
+from baton.kvtransfer.checks import room_number, whole
 from baton.kvtransfer.doorbell import RECORD_BYTES, Doorbell
 from baton.kvtransfer.errors import Closed, DoorbellsExhausted, InvalidArgument
 from baton.kvtransfer.loopback.region import LoopbackRegion
@@ -49,8 +50,7 @@ class LoopbackInbox(Inbox):
         return self.encoded
 
     def arm(self, room: int, generation: int) -> int:
-        if not 1 <= room < 1 << 64 or not 1 <= generation < 1 << 32:
-            raise InvalidArgument(f"room={room}, generation={generation}: must be at least 1 and fit 64 and 32 bits")
+        room, generation = room_number(room), whole("generation", generation, 1, (1 << 32) - 1)
         with self._lock:
             if self._is_shut:
                 raise Closed(f"inbox of {self._sender_id} is fenced or closed")

@@ -6,7 +6,8 @@ import time
 from collections.abc import Callable
 
 from baton.kvtransfer.base import Peer, ProbePoint, WriteState
-from baton.kvtransfer.errors import Closed, InvalidArgument, PeerLost
+from baton.kvtransfer.checks import room_number
+from baton.kvtransfer.errors import Closed, PeerLost
 from baton.kvtransfer.loopback.inbox import LoopbackInbox
 from baton.kvtransfer.loopback.region import LoopbackRegion
 from baton.kvtransfer.loopback.write import LoopbackWriteHandle
@@ -54,8 +55,7 @@ class LoopbackPeer(Peer):
         return not self.is_lost
 
     def begin(self, room: int) -> LoopbackWriteHandle:
-        if not 1 <= room < 1 << 64:
-            raise InvalidArgument(f"room={room} is outside [1, 2**64)")
+        room = room_number(room)
         if self._is_closed:
             raise Closed(f"the peer {self._instance_id} is closed")
         if self._why_lost:

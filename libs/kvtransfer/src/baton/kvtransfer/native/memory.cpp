@@ -33,6 +33,8 @@ MemoryPtr Memory::allocate_private(size_t num_bytes) {
     if (address == MAP_FAILED) {
         throw Failure("mmap", -errno, std::string(std::strerror(errno)) + ": " + std::to_string(num_bytes) + " bytes were asked for");
     }
+    // Pages of 4 KiB lie wherever there is room: of the same copies, a fifth more or less speed from one process to the next. No harm where it cannot be.
+    madvise(address, num_bytes, MADV_HUGEPAGE);
     return MemoryPtr(new Memory(address, num_bytes, Owner::US_MMAP));
 }
 

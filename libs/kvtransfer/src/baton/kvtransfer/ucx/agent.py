@@ -11,6 +11,7 @@ from collections.abc import Callable
 
 from baton.kvtransfer import _native
 from baton.kvtransfer.base import Agent, Inbox, Peer, Region, WriteHandle
+from baton.kvtransfer.checks import whole
 from baton.kvtransfer.config import AgentConfig
 from baton.kvtransfer.errors import Closed, IncompatiblePeer, InvalidArgument, PeerUnreachable, UCXError, UnexpectedTransport
 from baton.kvtransfer.identity import Identity
@@ -84,8 +85,7 @@ class UcxAgent(Agent):
         return self._birthplace.is_elsewhere
 
     def allocate(self, num_bytes: int) -> UcxRegion:
-        if num_bytes < 1:
-            raise InvalidArgument(f"num_bytes={num_bytes} must be at least 1")
+        num_bytes = whole("num_bytes", num_bytes, 1, 1 << 63)
         shared = self._contexts.shared
         if shared is None:
             return self._keep(lambda: UcxRegion(_native.Memory.allocate_private(num_bytes)))
@@ -102,10 +102,8 @@ class UcxAgent(Agent):
         return self._keep(adopt)
 
     def open_inbox(self, sender_id: str, region: Region, num_doorbells: int = 1024) -> UcxInbox:
-        if not isinstance(region, UcxRegion):
-            raise InvalidArgument(f"region is a {type(region).__name__}, must come from this agent")
-        if not 1 <= num_doorbells <= routing.MAX_DOORBELLS:
-            raise InvalidArgument(f"num_doorbells={num_doorbells} is outside [1, {routing.MAX_DOORBELLS}]")
+        region = self._of_this_agent("region", region)
+        num_doorbells = whole("num_doorbells", num_doorbells, 1, routing.MAX_DOORBELLS)
         self._birthplace.require()
         with self._lock:
             self._require_open()
@@ -133,8 +131,7 @@ class UcxAgent(Agent):
 
     def connect(self, invitation: bytes, source: Region) -> UcxPeer:
         invited = Invitation.decode(invitation)
-        if not isinstance(source, UcxRegion):
-            raise InvalidArgument(f"source is a {type(source).__name__}, must come from this agent")
+        source = self._of_this_agent("source", source)
         path = routing.path_to(invited, self._config, self._here)
         try:
             peer = self._new_peer(invited, source, path)
@@ -230,6 +227,16 @@ class UcxAgent(Agent):
         if self._is_closed:
             raise Closed("the agent is closed")
         self._birthplace.require()
+
+    def _of_this_agent(self, name: str, region: Region) -> UcxRegion:
+        """Another agent's region is closed with that agent, under the writes of this one."""
+        if not isinstance(region, UcxRegion):
+            raise InvalidArgument(f"{name} is a {type(region).__name__}, must come from this agent")
+        with self._lock:
+            self._require_open()
+            if region not in self._regions:
+                raise InvalidArgument(f"{name} is a region of another agent, must come from {self.instance_id}")
+        return region
 
     def _keep(self, make: Callable[[], UcxRegion]) -> UcxRegion:
         self._require_open()

@@ -7,6 +7,7 @@ from collections.abc import Callable
 
 from baton.kvtransfer import _native
 from baton.kvtransfer.base import Inbox, InboxStats
+from baton.kvtransfer.checks import room_number, whole
 from baton.kvtransfer.doorbell import Doorbell
 from baton.kvtransfer.errors import Closed, DoorbellsExhausted, InvalidArgument
 from baton.kvtransfer.identity import Identity, is_gone
@@ -53,8 +54,7 @@ class UcxInbox(Inbox):
 
     def arm(self, room: int, generation: int) -> int:
         self._birthplace.require()
-        if not 1 <= room < 1 << 64 or not 1 <= generation < 1 << 32:
-            raise InvalidArgument(f"room={room}, generation={generation}: must be at least 1 and fit 64 and 32 bits")
+        room, generation = room_number(room), whole("generation", generation, 1, (1 << 32) - 1)
         slot = self.native.arm(room, generation)
         if slot == _FULL:
             raise DoorbellsExhausted(f"inbox of {self._sender_id}: all {self._num_doorbells} doorbells (num_doorbells) are armed")

@@ -19,6 +19,8 @@ from baton.kvtransfer.errors import LibraryConflict, LibraryNotFound, LibraryToo
 OLDEST = (1, 18)
 
 _SONAME = "libucp.so.0"
+#: What names a library.
+_NAMED_BY = f"ucx_library or {LIBRARY_VARIABLE}"
 _UCX_FILE = re.compile(r"/libuc[pst]\b[^/]*\.so[^/]*$")
 _loading = threading.Lock()
 
@@ -44,7 +46,7 @@ def load(explicit_path: str) -> Library:
             if found:
                 _require_recent(found, version, origin, missing)
                 if explicit_path and not _same_file(found, explicit_path):
-                    raise LibraryConflict(f"{found} is in use in this process already, so {explicit_path} ({LIBRARY_VARIABLE}) cannot be used too")
+                    raise LibraryConflict(f"{found} is in use in this process already, so {explicit_path} ({_NAMED_BY}) cannot be used too")
                 return Library(os.path.realpath(found), version)
             lacks = f"it is no libucp: it lacks {', '.join(missing[:3])} and others"
             tried.append(f"{path} ({origin}): {problem or lacks}")
@@ -79,8 +81,8 @@ def _candidates(explicit_path: str) -> list[tuple[str, str]]:
     if explicit_path:
         strangers = [path for path in present if "libucp" in path and not _same_file(path, explicit_path)]
         if strangers:
-            raise LibraryConflict(f"{strangers[0]} is loaded in this process already, so {explicit_path} ({LIBRARY_VARIABLE}) cannot be used too")
-        return [(f"named by {LIBRARY_VARIABLE}", explicit_path)]
+            raise LibraryConflict(f"{strangers[0]} is loaded in this process already, so {explicit_path} ({_NAMED_BY}) cannot be used too")
+        return [(f"named by {_NAMED_BY}", explicit_path)]
     ours = [path for path in present if re.search(r"/libucp\.so[^/]*$", path)]
     if ours:
         return [("loaded by another package", ours[0])]

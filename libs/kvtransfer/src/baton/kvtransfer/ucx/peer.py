@@ -6,7 +6,8 @@ from collections.abc import Callable
 
 from baton.kvtransfer import _native
 from baton.kvtransfer.base import Peer, ProbePoint
-from baton.kvtransfer.errors import Closed, InvalidArgument, PeerLost, PeerUnreachable, UCXError
+from baton.kvtransfer.checks import room_number
+from baton.kvtransfer.errors import Closed, PeerLost, PeerUnreachable, UCXError
 from baton.kvtransfer.invitation import Invitation
 from baton.kvtransfer.ucx import footholds
 from baton.kvtransfer.ucx.birthplace import Birthplace
@@ -80,8 +81,7 @@ class UcxPeer(Peer):
 
     def begin(self, room: int) -> UcxWriteHandle:
         self._birthplace.require()
-        if not 1 <= room < 1 << 64:
-            raise InvalidArgument(f"room={room} is outside [1, 2**64)")
+        room = room_number(room)
         handle = self._begin(self.link, self, room) if self.check() else None
         if handle is None:
             if self.is_lost and not self._is_closed:
