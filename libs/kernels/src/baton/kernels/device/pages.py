@@ -63,9 +63,7 @@ def launch_digest(pool: Tensor, index: Tensor) -> Tensor:
     words = pool.view(torch.int64)
     digests = torch.empty(len(index), dtype=torch.int64, device=pool.device)
     if len(index):
-        _digest_kernel[(len(index),)](
-            words, index, digests, index.stride(0), words.stride(0), num_words=words.shape[1], block=DIGEST_BLOCK, num_warps=4
-        )
+        _digest_kernel[(len(index),)](words, index, digests, index.stride(0), words.stride(0), words.shape[1], block=DIGEST_BLOCK, num_warps=4)
     return digests
 
 
@@ -76,8 +74,9 @@ def _mix(word):  # type: ignore[no-untyped-def]
     return word ^ (word >> 31)
 
 
-@triton.jit  # type: ignore[untyped-decorator]
-def _digest_kernel(pool, index, digests, index_stride, page_stride, num_words: tl.constexpr, block: tl.constexpr):  # type: ignore[no-untyped-def]
+# The number of words is no constant: digests of digests have as many as a prompt has pages, and each number would be compiled anew.
+@triton.jit(do_not_specialize=["num_words"])  # type: ignore[untyped-decorator]
+def _digest_kernel(pool, index, digests, index_stride, page_stride, num_words, block: tl.constexpr):  # type: ignore[no-untyped-def]
     item = tl.program_id(0).to(tl.int64)
     page = tl.load(index + item * index_stride).to(tl.int64)
     lane = tl.arange(0, block)
@@ -88,5 +87,5 @@ def _digest_kernel(pool, index, digests, index_stride, page_stride, num_words: t
         word = tl.load(pool + page * page_stride + place, mask=there, other=0).to(tl.uint64, bitcast=True)
         mixed = _mix(word ^ ((place + 1).to(tl.uint64) * 0x9E3779B97F4A7C15))
         total += tl.where(there, mixed.to(tl.int64, bitcast=True), 0)
-    final = _mix((tl.sum(total, axis=0) + num_words * 8).to(tl.uint64, bitcast=True))
+    final = _mix((tl.sum(total, axis=0) + num_words.to(tl.int64) * 8).to(tl.uint64, bitcast=True))
     tl.store(digests + item, final.to(tl.int64, bitcast=True))
