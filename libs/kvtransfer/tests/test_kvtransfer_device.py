@@ -99,6 +99,25 @@ def test_scattered_pages_go_in_a_launch(driver: str) -> None:
     assert said == "True\n"
 
 
+def test_whoever_asks_the_driver_has_bound_its_context_first(driver: str) -> None:
+    """The queue's thread is not the one that made the agent: without a context of its own, calls fail, and UCX leaves CUDA out without a word."""
+    run(
+        driver,
+        """
+        bound, refused = (ctypes.c_int.in_dll(driver, f"stand_in_{name}") for name in ("bound_threads", "unbound_calls"))
+        event = Event()
+        assert driver.cuEventQuery(ctypes.byref(event)) in (201, 600)
+        before = refused.value
+        handle = start(1, 0, event)
+        time.sleep(0.05)
+        event.fired = 1
+        assert ended.wait(20) and handle.state is WriteState.DONE, handle.error
+        assert peer.probe() and landed(0)
+        assert (bound.value >= 2, refused.value - before) == (True, 0), (bound.value, refused.value)
+        """,
+    )
+
+
 def test_long_runs_are_copies_and_leave_the_multiprocessors_alone(driver: str) -> None:
     run(
         driver,
