@@ -155,7 +155,7 @@ def test_markdown_has_every_measure() -> None:
         "end to end",
         "1 long prompts",
         "goodput (TTFT at most 100 ms",
-        "kv_bytes | 1 | 4096",
+        "kv_bytes | 1 | 4,096",
         "Spread",
         "own lag",
     ):

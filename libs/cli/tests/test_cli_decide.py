@@ -3,11 +3,12 @@
 import os
 import subprocess
 import sys
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import pytest
 
+from baton.bench.decide import judge, load, save
 from baton.cli.decide_pool import Pool, is_shared, parse_devices, parse_splits, topologies_of
 from baton.cli.errors import UsageError
 from baton.cli.fleet import FleetOptions
@@ -151,3 +152,12 @@ def test_a_mistake_is_one_line_before_any_server(tmp_path: Path, arguments: tupl
     assert named in found.stderr
     assert len(found.stderr.strip().splitlines()) == 1
     assert not (tmp_path / "out").exists()
+
+
+def test_an_earlier_run_is_judged_again_and_not_quoted(tmp_path: Path) -> None:
+    record = load(Path(__file__).parents[3] / "docs" / "examples" / "decide.json")
+    stale = replace(judge(record), headline="What an earlier version said.")
+    save(replace(record, verdict=stale), tmp_path)
+    command = (sys.executable, "-m", "baton.cli.main", "decide", "--verdict-of", str(tmp_path))
+    found = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True)
+    assert found.stdout.startswith(f"# {judge(record).headline}")

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Protocol, TypeVar
 
 from baton.bench.errors import EnergyError
+from baton.bench.numbers import plain
 
 T = TypeVar("T")
 UNUSED = "unused"
@@ -176,5 +177,5 @@ def idle_words(source: EnergySource) -> str:
 
 def token_words(energy: Energy, num_tokens: int) -> str:
     """ "0.93 J (prefill 0.31, decode 0.62)": of GPUs that took part, over the output tokens; the prompts' work is in it. Needs tokens."""
-    parts = ", ".join(f"{role} {joules / num_tokens:.3g}" for role, joules in energy.joules_by_role().items())
-    return f"{energy.joules / num_tokens:.3g} J ({parts})"
+    parts = ", ".join(f"{role} {plain(joules / num_tokens)}" for role, joules in energy.joules_by_role().items())
+    return f"{plain(energy.joules / num_tokens)} J ({parts})"

@@ -2,6 +2,7 @@
 
 from baton.bench.compare_runs import RunComparison
 from baton.bench.energy import Energy, token_words
+from baton.bench.numbers import plain
 from baton.bench.percentiles import Percentiles
 from baton.bench.summary import Summary
 
@@ -44,18 +45,21 @@ def _head(summary: Summary) -> str:
 
 
 def _energy(energy: Energy, num_tokens: int) -> str:
-    lines = [f"{one.device} ({one.role}): {one.joules:.4g} J, {one.joules / one.seconds:.4g} W" for one in energy.devices]
+    lines = [f"{one.device} ({one.role}): {plain(one.joules, 4)} J, {plain(one.joules / one.seconds, 4)} W" for one in energy.devices]
     return _list(*([f"{token_words(energy, num_tokens)} per output token"] if num_tokens else []), *lines)
 
 
 def _spread(summary: Summary) -> str:
-    rows = [f"| {name} | {spread.num} | {spread.min:.4g} | {spread.median:.4g} | {spread.max:.4g} |" for name, spread in summary.spread.items()]
+    rows = [
+        f"| {name} | {spread.num} | {plain(spread.min, 4)} | {plain(spread.median, 4)} | {plain(spread.max, 4)} |"
+        for name, spread in summary.spread.items()
+    ]
     return "\n".join(["| | repeats | least | median | most |", "|---|---|---|---|---|", *rows])
 
 
 def comparison_markdown(comparison: RunComparison) -> str:
     lines = [
-        f"| {row.metric} | {row.pairs_of} | {row.found.num_pairs} | {row.found.subject:.4g} | {row.found.baseline:.4g} | "
+        f"| {row.metric} | {row.pairs_of} | {row.found.num_pairs} | {plain(row.found.subject, 4)} | {plain(row.found.baseline, 4)} | "
         f"{row.found.ratio:.3f} ({row.found.ratio_low:.3f} to {row.found.ratio_high:.3f}) |"
         for row in comparison.rows
     ]
@@ -76,13 +80,13 @@ def _tokens(summary: Summary) -> str:
 
 def _served(summary: Summary) -> str:
     lines = [
-        f"{summary.requests_per_s:.3g} requests/s, {summary.output_tokens_per_s:.4g} output tokens/s",
+        f"{plain(summary.requests_per_s)} requests/s, {plain(summary.output_tokens_per_s, 4)} output tokens/s",
         f"{summary.num_failed} of {summary.num_requests} requests failed",
     ]
     lines += [f"{cause}: {num}" for cause, num in summary.errors.items()]
     if (good := summary.goodput) is not None:
         wanted = f"TTFT at most {good.objectives.ttft_ms:g} ms and ITL p99 at most {good.objectives.itl_p99_ms:g} ms"
-        lines.append(f"goodput ({wanted}): {good.num_good} requests, {100 * good.share:.1f} %, {good.good_rps:.3g}/s")
+        lines.append(f"goodput ({wanted}): {good.num_good} requests, {100 * good.share:.1f} %, {plain(good.good_rps)}/s")
     return _list(*lines)
 
 
@@ -95,7 +99,7 @@ def _row(name: str, found: Percentiles | None) -> str:
         return f"| {name} | 0 | | | | | | |"
     return (
         f"| {name} | {found.num} | "
-        + " | ".join(f"{value:.4g}" for value in (found.mean, found.p50, found.p90, found.p95, found.p99, found.max))
+        + " | ".join(plain(value, 4) for value in (found.mean, found.p50, found.p90, found.p95, found.p99, found.max))
         + " |"
     )
 

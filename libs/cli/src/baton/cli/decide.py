@@ -37,6 +37,7 @@ from baton.bench.decide.record import FILE_NAME, VERSION, Equality, IdlePoint, M
 from baton.bench.decide.weights import are_dummy
 from baton.bench.energy import EnergyMeter, EnergySource
 from baton.bench.errors import require
+from baton.bench.numbers import plain
 from baton.cli import bench_options as flags
 from baton.cli.bench_commands import explained
 from baton.cli.decide_pool import Device, Pool, is_shared, parse_devices, parse_splits, topologies_of
@@ -95,7 +96,7 @@ def decide(
     quick: Annotated[bool, typer.Option("--quick", help="A look within ten minutes on two CPU cores.")] = False,
     out: Annotated[Path, typer.Option(help="Folder for decide.json, decide.md and the raw samples of every cell.")] = Path("decide-results"),
     verdict_of: Annotated[
-        Path | None, typer.Option("--verdict-of", help="Measures nothing: the verdict of an earlier run's folder.", exists=True)
+        Path | None, typer.Option("--verdict-of", help="Measures nothing: judges an earlier run's folder again, as this version does.", exists=True)
     ] = None,
     splits: Annotated[str | None, typer.Option(help="Which PREFILL:DECODE ratios, separated by commas; every one when not given.")] = None,
     ttft_ms: Annotated[float | None, typer.Option(help="Objective; three times an idle server's for a long prompt when not given.")] = None,
@@ -128,7 +129,7 @@ def decide(
     """One server, copies, or a split? Measures all of them on the same devices under rising load and says which, why, and how sure it is."""
     with explained():
         if verdict_of is not None:
-            _show(load_record(verdict_of))
+            _show(replace(load_record(verdict_of), verdict=None))
             return
         given = {"cell_s": cell_s, "num_repeats": repeats, "budget_s": budget_s, "attainment": attainment}
         pace = _with(QUICK if quick else FULL, given)
@@ -217,7 +218,7 @@ class _Run:
         targets = self._targets
         self._reporter.note(
             f"objectives: TTFT {targets.ttft_ms:g} ms, ITL p99 {targets.itl_p99_ms:g} ms ({targets.source}); plain servers compute at "
-            f"most {self._chunk} prompt tokens beside streams; the search begins at {self._start_rps:.3g} requests/s"
+            f"most {self._chunk} prompt tokens beside streams; the search begins at {plain(self._start_rps)} requests/s"
         )
         with progress_line(self._console) as note:
             self._addresses |= self._pool.start(["one", "copies"], ("--mixed-prompt-tokens", str(self._chunk)), note)

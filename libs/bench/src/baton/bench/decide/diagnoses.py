@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from baton.bench.decide.calm import is_busy, load_words
 from baton.bench.decide.record import DecideRecord, IdlePoint
 from baton.bench.decide.weights import has_dummy_weights
+from baton.bench.numbers import plain
 
 #: The split's first token may be this many times that of a plain server before it is looked into.
 TTFT_RATIO = 1.15
@@ -90,7 +91,7 @@ def _failures(record: DecideRecord) -> Iterator[str]:
             remedy = REMEDIES.get("load" if "load generator" in what else author[0], "no author was named: the server's own text is in the samples")
             kind = "time limit" if any(word in what for word in TIMEOUT_WORDS) else "failure"
             lowest = min(cell.rate_rps for cell in cells if what in cell.failures)
-            yield f"{topology.name}: {num} requests ended by a {kind} from {lowest:.3g} requests/s on ({what}): {remedy}"
+            yield f"{topology.name}: {num} requests ended by a {kind} from {plain(lowest)} requests/s on ({what}): {remedy}"
 
 
 def _tokens(record: DecideRecord) -> Iterator[str]:

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 from baton.bench.decide.record import Cell, DecideRecord
 from baton.bench.energy import Energy, total
+from baton.bench.numbers import plain
 
 HEAD = ("topology", "requests/s", "cells", "output tokens", "J per output token", "of which, by role", "unused GPUs, J per token", "mean W")
 
@@ -26,7 +27,7 @@ class EnergyRow:
     @property
     def values(self) -> tuple[str | int | float, ...]:
         """As HEAD names them."""
-        by_role = ", ".join(f"{role} {joules / self.num_tokens:.3g}" for role, joules in self.energy.joules_by_role().items())
+        by_role = ", ".join(f"{role} {plain(joules / self.num_tokens)}" for role, joules in self.energy.joules_by_role().items())
         watts = ", ".join(f"{one.device} {one.joules / one.seconds:.0f}" for one in self.energy.devices)
         unused = self.energy.unused_joules / self.num_tokens
         return (self.topology, self.rate_rps, self.num_cells, self.num_tokens, self.per_token, by_role, unused or "–", watts)

@@ -6,6 +6,7 @@ from baton.bench.decide.calm import load_words
 from baton.bench.decide.energy_rows import HEAD, energy_rows
 from baton.bench.decide.record import Cell, DecideRecord, IdlePoint, Verdict
 from baton.bench.energy import idle_words
+from baton.bench.numbers import plain
 from baton.bench.percentiles import Percentiles
 
 
@@ -35,7 +36,7 @@ def _cells(cells: Sequence[Cell]) -> str:
 def _cell(cell: Cell) -> str:
     values = (
         cell.topology,
-        f"{cell.rate_rps:.3g}",
+        plain(cell.rate_rps),
         f"{cell.number} ({cell.phase})",
         str(cell.num_requests),
         f"{100 * cell.good_share:.0f} %",
@@ -70,7 +71,7 @@ def _idle(points: Sequence[IdlePoint]) -> str:
 
 def _energy(record: DecideRecord) -> str:
     """Empty where no counter was read: "How it was measured" says why."""
-    rows = [[f"{value:.3g}" if isinstance(value, float) else str(value) for value in row.values] for row in energy_rows(record)]
+    rows = [[plain(value) if isinstance(value, float) else str(value) for value in row.values] for row in energy_rows(record)]
     lines = [f"| {' | '.join(cells)} |" for cells in (HEAD, *rows)]
     return "\n".join([lines[0], "|" + "---|" * len(HEAD), *lines[1:]]) if rows else ""
 

@@ -7,6 +7,7 @@ from baton.bench.decide.energy_rows import energy_row
 from baton.bench.decide.record import Capacity, Cell, Contest, DecideRecord, Topology
 from baton.bench.decide.weights import has_dummy_weights
 from baton.bench.energy import token_words
+from baton.bench.numbers import plain
 
 LIMIT_WORDS = {
     "ttft": "the first token comes too late",
@@ -36,12 +37,12 @@ def ratio_words(found: Contest) -> str:
 
 def capacity_words(found: Capacity) -> str:
     bound = "at least " if found.at_least else "less than " if found.at_most else ""
-    return f"{bound}{found.rps:.3g} requests/s (95 %: {found.low:.3g} to {found.high:.3g})"
+    return f"{bound}{plain(found.rps)} requests/s (95 %: {plain(found.low)} to {plain(found.high)})"
 
 
 def of_load(record: DecideRecord, topology: Topology, capacities: Mapping[str, Capacity], load_rps: float) -> str:
     needless = {"one": "copies and a split are not needed", "copies": "a split is not needed", "split": "simpler topologies do not carry it for sure"}
-    mine = f"{load_rps:.3g} requests/s within the objectives (limit {capacity_words(capacities[topology.name])})"
+    mine = f"{plain(load_rps)} requests/s within the objectives (limit {capacity_words(capacities[topology.name])})"
     return f"{carries(record, topology.name).capitalize()} {mine}; {needless[topology.kind]}."
 
 
@@ -64,7 +65,7 @@ def _tails(record: DecideRecord) -> Iterator[str]:
         if during and without:
             high, low = sum(during) / len(during), sum(without) / len(without)
             yield (
-                f"{name} at {cells[0].rate_rps:.3g} requests/s: ITL p99 {high:.0f} ms while a long prompt is in prefill, {low:.0f} ms otherwise, "
+                f"{name} at {plain(cells[0].rate_rps)} requests/s: ITL p99 {high:.0f} ms while a long prompt is in prefill, {low:.0f} ms otherwise, "
                 f"{high / low:.2f} x"
             )
 
@@ -85,7 +86,7 @@ def _throughput(record: DecideRecord) -> Iterator[str]:
     most = {topology.name: max((cell.output_tokens_per_s for cell in record.cells_of(topology.name)), default=0.0) for topology in measured}
     if len(most) > 1:
         yield "most output tokens a second in any cell, whether objectives were met or not: " + ", ".join(
-            f"{name} {rate:.3g}" for name, rate in most.items()
+            f"{name} {plain(rate)}" for name, rate in most.items()
         )
 
 
@@ -93,7 +94,7 @@ def _energy(record: DecideRecord) -> Iterator[str]:
     """Each topology at the highest load that all have in common: what idles costs the same whatever is asked."""
     rows = [row for name, cells in _side_by_side(record) if (row := energy_row(name, cells)) is not None]
     if rows:
-        yield f"energy per output token at {rows[0].rate_rps:.3g} requests/s: " + "; ".join(
+        yield f"energy per output token at {plain(rows[0].rate_rps)} requests/s: " + "; ".join(
             f"{row.topology} {token_words(row.energy, row.num_tokens)}" for row in rows
         )
 

@@ -11,6 +11,7 @@ from baton.bench.decide.record import Cell, DecideRecord, Phase, Topology
 from baton.bench.decide.search import RateGrid, RateSearch
 from baton.bench.errors import require
 from baton.bench.generator import counting
+from baton.bench.numbers import plain
 from baton.bench.sample import Sample
 from baton.bench.targets import Target
 
@@ -134,7 +135,7 @@ class Sweep:
         rate_rps, number = self._plan.grid.rate_rps(place), len(self.record.cells)
         plan = CellPlan(number, name, phase, self._round, rate_rps, self._plan.num_requests(rate_rps), self._plan.seed + self._round)
         begun_s = time.perf_counter() - self._start_s
-        with self._progress(f"{phase} {self._round + 1}: {name} at {rate_rps:.3g} requests/s", plan.num_requests) as step:
+        with self._progress(f"{phase} {self._round + 1}: {name} at {plain(rate_rps)} requests/s", plan.num_requests) as step:
             cell = await self._measure(plan, self._targets[name], self._setting, begun_s, counting(step))
         self.record = self.record.with_cell(cell)
         self._keep(self.record)

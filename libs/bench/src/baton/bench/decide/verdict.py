@@ -9,6 +9,7 @@ from baton.bench.decide.capacity import Curve, Draws, capacity_of, contest, draw
 from baton.bench.decide.diagnoses import diagnose
 from baton.bench.decide.reasons import carries, evidence, of_load, ratio_words, sizing, words_of
 from baton.bench.decide.record import Capacity, Contest, DecideRecord, Outcome, Topology, Verdict
+from baton.bench.numbers import plain
 
 SEED = 20_26
 BUSY = " But the machine was busy with other work: repeat this when it is calm."
@@ -83,7 +84,7 @@ def _by_capacity(record: DecideRecord, field: Sequence[Topology], capacities: Ma
 
 
 def _headline(record: DecideRecord, champion: Topology, capacities: Mapping[str, Capacity], contests: Sequence[Contest]) -> str:
-    mine = f"{carries(record, champion.name)} {capacities[champion.name].rps:.3g} requests/s within the objectives"
+    mine = f"{carries(record, champion.name)} {plain(capacities[champion.name].rps)} requests/s within the objectives"
     if not contests:
         return f"{champion.name}: {mine}; nothing else was measured."
     if champion.kind == "split":
@@ -100,7 +101,7 @@ def _headline(record: DecideRecord, champion: Topology, capacities: Mapping[str,
 def _none(record: DecideRecord, field: Sequence[Topology], capacities: Mapping[str, Capacity]) -> Choice:
     lowest = min(cell.rate_rps for cell in record.cells)
     limits = "; ".join(f"{topology.name}: {capacities[topology.name].limit or 'nothing'} breaks first" for topology in field)
-    return Choice("none", "", f"None: no topology met the objectives even at the lowest load measured, {lowest:.3g} requests/s ({limits}).", ())
+    return Choice("none", "", f"None: no topology met the objectives even at the lowest load measured, {plain(lowest)} requests/s ({limits}).", ())
 
 
 def _by_load(record: DecideRecord, field: Sequence[Topology], capacities: Mapping[str, Capacity], draws: Mapping[str, Draws]) -> Choice:
@@ -115,12 +116,14 @@ def _by_load(record: DecideRecord, field: Sequence[Topology], capacities: Mappin
     if not hopeful:
         best = max(field, key=lambda topology: capacities[topology.name].rps)
         most = capacities[best.name].rps
-        text = f"None: no topology of these devices carries {load_rps:.3g} requests/s; the most is {words_of(record, best.name)} with {most:.3g}."
+        text = (
+            f"None: no topology of these devices carries {plain(load_rps)} requests/s; the most is {words_of(record, best.name)} with {plain(most)}."
+        )
         return Choice("none", "", text, contests)
     likely = max(hopeful, key=lambda topology: capacities[topology.name].rps)
     found = capacities[likely.name]
     text = (
-        f"Too close to call at {load_rps:.3g} requests/s: none carries it for sure; the likeliest is {words_of(record, likely.name)} "
-        f"with {found.rps:.3g} ({found.low:.3g} to {found.high:.3g})."
+        f"Too close to call at {plain(load_rps)} requests/s: none carries it for sure; the likeliest is {words_of(record, likely.name)} "
+        f"with {plain(found.rps)} ({plain(found.low)} to {plain(found.high)})."
     )
     return Choice("too_close", likely.name, text, contests)

@@ -12,6 +12,7 @@ from baton.bench.decide.record import load as load_decide
 from baton.bench.energy import idle_words
 from baton.bench.errors import BenchFileError, SettingError
 from baton.bench.measures import Objectives
+from baton.bench.numbers import plain
 from baton.bench.percentiles import Percentiles
 from baton.bench.report import curves
 from baton.bench.report.content import Cell as TableCell
@@ -161,8 +162,8 @@ def _capacities(record: DecideRecord) -> Table:
     head = ("topology", "highest load that meets the objectives, requests/s", "95 %", "what breaks above it")
     rows = []
     for found in record.verdict.capacities:
-        rps = f"{'at least ' if found.at_least else 'below ' if found.at_most else ''}{found.rps:.3g}"
-        rows.append((found.topology, rps, f"{found.low:.3g} to {found.high:.3g}", found.limit))
+        rps = f"{'at least ' if found.at_least else 'below ' if found.at_most else ''}{plain(found.rps)}"
+        rows.append((found.topology, rps, f"{plain(found.low)} to {plain(found.high)}", found.limit))
     return Table(head, tuple(rows))
 
 
@@ -179,7 +180,7 @@ def _heat_map(record: DecideRecord) -> HeatMap:
     rates = sorted({cell.rate_rps for cell in record.cells})
     names = [_ratio_name(record, topology.name) for topology in record.topologies]
     values = [tuple(_good_share(record.cells_of(topology.name), rate) for rate in rates) for topology in record.topologies]
-    return HeatMap("offered, requests/s", "", tuple(f"{rate:.3g}" for rate in rates), tuple(names), tuple(values))
+    return HeatMap("offered, requests/s", "", tuple(plain(rate) for rate in rates), tuple(names), tuple(values))
 
 
 def _ratio_name(record: DecideRecord, name: str) -> str:
@@ -203,7 +204,7 @@ def _loaded(folder: Path, record: DecideRecord) -> Iterator[Section]:
         if cells:
             rate = max(common) if common else max(cell.rate_rps for cell in cells)
             chosen = next(cell for cell in cells if cell.rate_rps == rate)
-            runs[f"{topology.name} at {rate:.3g}/s"] = load_run(folder / chosen.samples)
+            runs[f"{topology.name} at {plain(rate)}/s"] = load_run(folder / chosen.samples)
     samples = {name: run.samples for name, run in runs.items()}
     if not samples:
         return
