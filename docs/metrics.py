@@ -28,7 +28,7 @@ off. Prometheus' scrape configuration, rules, alerts and a dashboard are in [dep
 * Gauges, and counters of what services count anyway, are looked up when somebody collects them. Histograms are recorded once a room or a request;
   those of steps and of gaps between tokens are counted in buckets beside the engine's and the gateway's work, without OpenTelemetry.
   [benchmarks/metrics_cost.py](../benchmarks/metrics_cost.py) measures what that costs.
-* Not here, because it does not exist: hits of a prefix cache, and tokens that differ after tokenising an answer again.
+* Not here, because it does not exist: tokens that differ after tokenising an answer again.
 """
 
 

@@ -42,6 +42,13 @@ def test_every_field_reaches_the_engine() -> None:
     assert (asked.top_logprobs, asked.answered_tokens) == (20, 2)
 
 
+def test_the_salt_of_prefixes_reaches_the_engine() -> None:
+    message = start()
+    assert take(message, LIMITS, 0.0).cache_salt == ""
+    message.cache_salt = "tenant"
+    assert take(message, LIMITS, 0.0).cache_salt == "tenant"
+
+
 def test_a_gateway_that_does_not_know_the_fields_turns_nothing_on() -> None:
     asked = take(start(), LIMITS, 0.0).sampling
     assert not asked.adjusts

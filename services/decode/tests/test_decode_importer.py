@@ -62,9 +62,9 @@ class Decode:
         self.links["p:1"] = self.link
         return self.link
 
-    def publish(self, room: int, instance_id: str = "prefill-1", address: str = "p:1") -> None:
+    def publish(self, room: int, instance_id: str = "prefill-1", address: str = "p:1", resident_pages: int = 0) -> None:
         request = Request(room, [1] * NUM_TOKENS, SamplingParams(), peer=DecodePeer(address, instance_id))
-        self.importer.publish(request, Reservation(room, PAGES, NUM_TOKENS, 0))
+        self.importer.publish(request, Reservation(room, PAGES, NUM_TOKENS, resident_pages * LAYOUT.page_size, resident_pages))
 
     def published(self, room: int) -> bootstrap_pb2.Publish:
         return next(message.publish for message in self.sent if message.WhichOneof("message") == "publish" and message.publish.room == room)
@@ -242,6 +242,18 @@ def test_a_bell_with_another_status_is_a_negative_acknowledgement(decode) -> Non
     decode.write(7, status=STATUS_DECLINED, first_token=-1)
     decode.until(("LandingFailed", 7), ("Freed", 7))
     assert decode.failure(7).origin == "prefill"
+
+
+def test_a_lease_is_of_the_pages_that_may_be_written(decode) -> None:
+    """Those of a resident prefix are published, so that the order is the prompt's, and are not counted: other rooms share them."""
+    decode.publish(7, resident_pages=2)
+    told = decode.published(7)
+    assert (told.resident_tokens, sum(extent.count for extent in told.pages)) == (2 * LAYOUT.page_size, 3)
+    decode.importer.abort(7, GONE)
+    decode.importer.tick(time.monotonic() + 1000)
+    assert decode.importer.quarantined_pages() == 1
+    decode.importer.quiesced(7, told.lease_generation)
+    assert decode.importer.quarantined_pages() == 0
 
 
 def test_a_lost_session_quarantines_until_it_is_fenced(decode) -> None:

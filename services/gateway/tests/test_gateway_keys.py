@@ -126,6 +126,20 @@ async def test_keys_come_and_go_while_it_serves(guarded: Stack, key_file: Path) 
     assert (await post(guarded, f"Bearer {second}")).status_code == 200  # what was in force stays
 
 
+async def test_prefixes_are_shared_by_those_with_the_same_key(guarded: Stack) -> None:
+    """Else the time of an answer would tell one tenant what another one asked."""
+    async for _ in guarded.stub.Generate(ask(), metadata=(("authorization", f"Bearer {KEY}"),), timeout=20):
+        pass
+    salts = {start.cache_salt for worker in guarded.workers for start in worker.starts}
+    assert salts == {RECORD.id}
+
+
+async def test_without_keys_all_share_their_prefixes(split: Stack) -> None:
+    async for _ in split.stub.Generate(ask(), timeout=20):
+        pass
+    assert {start.cache_salt for worker in split.workers for start in worker.starts} == {""}
+
+
 async def test_without_a_file_everybody_may_ask(split: Stack) -> None:
     assert (await post(split)).status_code == 200
     assert (await post(split, "Bearer sk-of-another-house")).status_code == 200

@@ -77,12 +77,18 @@ class KVExporter(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Reservation:
-    """Pages that decode holds for one room; `pages` in the order of the prompt, enough for `num_tokens`."""
+    """Pages that decode holds for one room; `pages` in the order of the prompt, enough for `num_tokens`. The first `resident_pages` have the
+    leading `resident_tokens` already: others may hold them too, and nobody writes into them. Only those behind them are the room's own."""
 
     room: int
     pages: tuple[Extent, ...]
     num_tokens: int
     resident_tokens: int
+    resident_pages: int = 0
+
+    @property
+    def num_own_pages(self) -> int:
+        return sum(extent.count for extent in self.pages) - self.resident_pages
 
 
 @dataclass(frozen=True, slots=True)

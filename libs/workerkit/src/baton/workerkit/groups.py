@@ -38,6 +38,9 @@ class EngineSettings(SettingsGroup):
     load_format: Literal["auto", "dummy"] = Field(default="auto", description="auto: the folder's weights; dummy: random ones, for measuring.")
     deterministic: bool = Field(default=False, description="On a GPU, answers do not depend on what else is in the batch; slower.")
     cuda_graphs: bool = Field(default=True, description="On a GPU, decode steps and chunks of up to 1,024 tokens are captured once and replayed.")
+    prefix_cache: bool = Field(
+        default=False, description="Whole pages of prompts and answers stay until others need them: not computed (decode: not moved) again."
+    )
     max_model_len: int | None = Field(default=None, ge=2, description="Longest prompt and answer together, in tokens; the model's own when not set.")
     max_rooms: int = Field(default=1024, ge=1, le=65536, description="Rooms that may be open at once; one more is refused.")
     max_running: int = Field(default=64, ge=1, description="Most sequences of one decode step.")
@@ -85,6 +88,7 @@ class EngineSettings(SettingsGroup):
             num_threads=self.threads,
             deterministic=self.deterministic,
             cuda_graphs=self.cuda_graphs,
+            prefix_cache=self.prefix_cache,
         )
 
 

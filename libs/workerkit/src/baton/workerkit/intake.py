@@ -71,6 +71,7 @@ def take(start: worker_pb2.Start, limits: Limits, now: float) -> Request:
         arrived=now,
         peer=peer,
         local=start.WhichOneof("leg") == "local",
+        cache_salt=start.cache_salt,
     )
 
 

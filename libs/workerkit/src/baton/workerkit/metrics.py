@@ -69,6 +69,9 @@ def observe_engine(metrics: Metrics, host: EngineHost, role: Role) -> None:
     metrics.observe_one("baton.tokens.in_flight", lambda: host.stats.tokens_in_flight)
     metrics.observe_one("baton.tokens.pending", lambda: _extra(host, "pending_tokens" if role is Role.PREFILL else "pending_prompt_tokens"))
     metrics.observe_one("baton.engine.stalled", lambda: host.pulse.stalled_s(time.monotonic()))
+    metrics.observe("baton.prefix.tokens", lambda: _prefix_tokens(host))
+    metrics.observe_one("baton.prefix.pages", lambda: _extra(host, "prefix_pages"))
+    metrics.observe_one("baton.prefix.evictions", lambda: _extra(host, "prefix_evicted_pages"))
     if role is not Role.PREFILL:
         metrics.observe_one("baton.retractions", lambda: _extra(host, "retractions"))
         metrics.observe_one("baton.tokens.recomputed", lambda: _extra(host, "recomputed_tokens"))
@@ -103,6 +106,11 @@ def _pages(host: EngineHost) -> Values:
         "running": stats.running_pages,
     }
     return [(count, {"state": state}) for state, count in pages.items()]
+
+
+def _prefix_tokens(host: EngineHost) -> Values:
+    found = _extra(host, "prefix_found_tokens")
+    return [(found, {"outcome": "found"}), (_extra(host, "prefix_asked_tokens") - found, {"outcome": "missed"})]
 
 
 def _queues(host: EngineHost, role: Role) -> Values:

@@ -39,7 +39,8 @@ class Landing:
 
     @property
     def num_pages(self) -> int:
-        return sum(extent.count for extent in self.reservation.pages)
+        """Those that may be written."""
+        return self.reservation.num_own_pages
 
     @property
     def all_rung(self) -> bool:

@@ -60,7 +60,7 @@ class LandingBook:
         """RESERVED, and PUBLISHED as soon as there is a session with the room's prefill server."""
         room = reservation.room
         try:
-            lease = self.leases.reserve(room, "", sum(extent.count for extent in reservation.pages))
+            lease = self.leases.reserve(room, "", reservation.num_own_pages)
         except InvalidArgument as error:
             self._say(LandingFailed(room, failure("ALREADY_EXISTS", "room_used", str(error))), Freed(room))
             return

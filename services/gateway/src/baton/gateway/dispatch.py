@@ -26,7 +26,10 @@ from baton.wire.v1 import worker_pb2
 
 @dataclass(frozen=True, slots=True)
 class Order:
-    """A request that was admitted: what is the same in every room that it gets. accepted_at, deadline: time.monotonic(), seconds."""
+    """A request that was admitted: what is the same in every room that it gets. accepted_at, deadline: time.monotonic(), seconds.
+
+    cache_salt: who shares prefixes with whom; the API key's id, so that no tenant can tell by the time of an answer what another one asked.
+    """
 
     admitted: Admitted
     accepted_at: float
@@ -34,6 +37,7 @@ class Order:
     traceparent: str
     log: BoundLogger
     span: Span
+    cache_salt: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,6 +106,7 @@ class Dispatcher:
             bootstrap_timeout_ms=round(self.timeouts.bootstrap_s * 1e3),
             waiting_timeout_ms=round(self.timeouts.waiting_s * 1e3),
             traceparent=order.traceparent,
+            cache_salt=order.cache_salt,
         )
         starts = [(server, _with_leg(common, server, route)) for server in route.servers]
         if route.is_split:

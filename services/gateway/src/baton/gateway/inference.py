@@ -277,6 +277,7 @@ class Inference:
             traceparent=inject_traceparent(trace.set_span_in_context(span)),
             log=request_log,
             span=span,
+            cache_salt=request.caller.key_id,
         )
         async with self._gate.place(request.caller, len(prompt), order.deadline) as waited_s:
             if not fitting(admitted, self.fleet.routes):

@@ -81,7 +81,7 @@ class LocalPrefill:
         prefill, decode = route.servers
         verdict = judge(
             len(prompt),
-            0,  # decode servers keep no prefixes of ended requests
+            0,  # what its prefix cache holds is not known here, and a guess that is wrong would make its answers wait
             max_tokens=self._max_tokens,
             decode=_side(decode),
             prefill=_side(prefill),

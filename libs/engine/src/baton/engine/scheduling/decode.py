@@ -187,7 +187,8 @@ class DecodeScheduler:
         sequence = state.sequence
         self._book.admit(sequence, self._limits.pages_for(sequence.num_prompt), self._limits.headroom(sequence), must_compute=False)
         state.stage = Stage.RESERVED
-        reservation = Reservation(sequence.room, tuple(sequence.pages.extents), sequence.num_prompt, sequence.num_resident)
+        pages = tuple(sequence.pages.extents)
+        reservation = Reservation(sequence.room, pages, sequence.num_prompt, sequence.num_resident, sequence.num_shared_pages)
         self._importer.publish(sequence.request, reservation)
 
     def _published(self, state: Room) -> None:
