@@ -157,6 +157,9 @@ def test_a_request_passes_through_every_state_and_its_waterfall_is_its_report(fl
     assert drawn.keys() - {"queue"} == told.keys() == {"BOOTSTRAPPING", "WAITING", "TRANSFERRING", "SUCCESS"}
     for state, times in told.items():
         assert drawn[state] == pytest.approx(times, abs=1e-3), state
+    layers = [line.get_attribute("data-layers") for line in dialog.locator("tr[data-layers]").all()]
+    assert layers == [f"{part.first_layer}-{part.first_layer + part.num_layers - 1}" for part in report.transfer.parts]
+    assert layers[-1].endswith("-29")
     facts = {fact.get_attribute("data-fact"): fact.locator("dd").inner_text() for fact in dialog.locator("[data-fact]").all()}
     assert facts["prompt"] == f"{len(PROMPT)} tokens"
     assert facts["answer"] == f"{report.usage.completion_tokens} tokens"

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import grpc
+import httpx
 import pytest
 from fleet import MODEL, Fleet, wait_for
 from otlp import Receiver, Span
@@ -21,6 +22,7 @@ pytestmark = pytest.mark.integration
 ON = ("--traces-exporter", "otlp", "--metrics-exporter", "otlp")
 PROMPT = list(range(100, 400))
 NUM_TOKENS = 48
+PART_NAME = "transfer part"
 #: How far the stages may be from the whole.
 PART = 0.05
 #: Between two services' clocks of one machine, and what a span's own making takes.
@@ -60,10 +62,10 @@ class Asked:
 
 
 def trace_of(receiver: Receiver, asked: Asked) -> dict[str, Span]:
-    """The spans of a request by name, once all of them came."""
+    """The spans of a request by name, once all of them came, without the transfer's parts."""
     names = {"request", "prefill room", "transfer", "decode room"}
     wait_for(lambda: {span.name for span in receiver.spans(asked.trace_id)} >= names, 20, lambda: f"spans {receiver.spans(asked.trace_id)}")
-    spans = receiver.spans(asked.trace_id)
+    spans = [span for span in receiver.spans(asked.trace_id) if span.name != PART_NAME]
     assert sorted(span.name for span in spans) == sorted(names)
     return {span.name: span for span in spans}
 
@@ -89,6 +91,25 @@ def test_one_connected_trace_through_all_services(stack: tuple[Fleet, Receiver])
     for span in (prefill, transfer, decode):
         assert span.begin >= request.begin - NOISE_S
         assert span.end <= request.end + NOISE_S or span is not decode
+
+
+def test_a_transfer_has_a_span_for_each_group_of_layers_and_queue(stack: tuple[Fleet, Receiver]) -> None:
+    """The prompt is computed in five chunks of the model's 30 layers each."""
+    fleet, receiver = stack
+    asked = Asked(fleet)
+    transfer, told = trace_of(receiver, asked)["transfer"], asked.report.transfer
+    parts = sorted((span for span in receiver.spans(asked.trace_id) if span.name == PART_NAME), key=lambda span: span.begin)
+    assert len(parts) == len(told.parts)
+    assert [(part.attributes["baton.first_layer"], part.attributes["baton.layers"]) for part in parts] == [
+        (one.first_layer, one.num_layers) for one in told.parts
+    ]
+    assert sum(part.attributes["baton.layers"] for part in parts) == 5 * 30
+    assert sum(part.attributes["baton.bytes"] for part in parts) == told.bytes
+    assert {part.attributes["baton.queue"] for part in parts} == {0}
+    for part in parts:
+        assert part.parent_id == transfer.span_id
+        assert transfer.begin - NOISE_S <= part.begin <= part.end <= transfer.end + NOISE_S
+    assert parts[-1].begin > parts[0].end  # they follow the computing
 
 
 def stages_of(spans: dict[str, Span]) -> dict[str, float]:
@@ -136,3 +157,27 @@ def test_metrics_are_pushed(stack: tuple[Fleet, Receiver]) -> None:
     assert len(point.bucket_counts) == len(point.explicit_bounds) + 1
     assert 0 <= point.min <= point.sum / point.count <= point.max
     assert {one for one in receiver.metrics() if one[1] not in {instrument.name for instrument in INSTRUMENTS}} == set()
+
+
+def test_what_fails_is_traced_although_its_client_did_not_ask_for_it(stack: tuple[Fleet, Receiver]) -> None:
+    """The context that comes in says "not sampled": of two such requests the one that runs into its deadline is exported, by all who saw that."""
+    fleet, receiver = stack
+    well, late = Unsampled(fleet, 4, 60_000), Unsampled(fleet, 1500, 1_000)
+    assert (well.status, late.status) == (200, 504)
+    names = {"request", "decode room"}
+    wait_for(lambda: {span.name for span in receiver.spans(late.trace_id)} >= names, 20, lambda: f"spans {receiver.spans(late.trace_id)}")
+    spans = {span.name: span for span in receiver.spans(late.trace_id)}
+    assert spans.keys() == names  # prefill's part had gone well
+    assert spans["request"].parent_id == late.parent_id
+    assert spans["decode room"].parent_id == spans["request"].span_id
+    assert receiver.spans(well.trace_id) == []
+
+
+class Unsampled:
+    """A request over HTTP whose client does not have it traced."""
+
+    def __init__(self, fleet: Fleet, num_tokens: int, timeout_ms: int) -> None:
+        self.trace_id, self.parent_id = secrets.token_hex(16), secrets.token_hex(8)
+        body = {"model": MODEL, "prompt": PROMPT, "max_tokens": num_tokens, "temperature": 0, "ignore_eos": True}
+        headers = {"traceparent": f"00-{self.trace_id}-{self.parent_id}-00", "x-request-timeout-ms": str(timeout_ms)}
+        self.status = httpx.post(f"http://{fleet.http}/v1/completions", json=body, headers=headers, timeout=60).status_code

@@ -140,6 +140,7 @@ async def test_a_finished_request_is_told_with_the_numbers_of_its_report(watched
     assert [tuple(state[1:]) for state in row["states"]] == [pytest.approx(span, abs=1e-3) for span in spans]
     assert row["transfer"]["puts"] == report.transfer.puts
     assert row["transfer"]["digest"] is True
+    assert row["transfer"]["parts"] == [[0, 0, 1, 0.0, 0.5, 23_040], [0, 1, 1, 0.75, 0.625, 23_040]]
     assert row["marks"].keys() >= {"reserved", "bootstrapped", "transfer_started", "transferred", "kv_ready", "finished"}
     assert page.known["counts"]["ended"] == 1
     assert [pair["gb_per_s"] for pair in page.known["pairs"].values()] == [4.0]

@@ -139,6 +139,18 @@ class TransferStarted:
 
 
 @dataclass(frozen=True, slots=True)
+class TransferPart:
+    """Some neighbouring layers of a room on their way over one queue. begin_s: since the room's first put. Seconds."""
+
+    queue: int
+    first_layer: int
+    num_layers: int
+    begin_s: float
+    duration_s: float
+    num_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
 class TransferStats:
     """What the sender counted for one room. Durations in seconds: first put posted to the flush before the doorbell; last layer to doorbell rung."""
 
@@ -150,6 +162,8 @@ class TransferStats:
     digest: bool
     # Seconds with a write under way: num_bytes over it is the speed of the path, however long the prefill took.
     busy_s: float = 0.0
+    # When which layers were on their way, where that is known.
+    parts: tuple[TransferPart, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -80,6 +80,7 @@ class Write:
     busy_ns: int
     done_ns: int
     error: tuple[int, str]
+    def parts(self) -> bytes: ...
 
 class Inbox:
     table_address: int

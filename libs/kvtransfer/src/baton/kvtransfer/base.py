@@ -9,6 +9,9 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Self
 
+import numpy as np
+import numpy.typing as npt
+
 from baton.kvtransfer.doorbell import Doorbell
 from baton.kvtransfer.errors import TransferError
 from baton.kvtransfer.spans import SpanArray
@@ -65,6 +68,10 @@ class Region(ABC):
     @abstractmethod
     def close(self) -> None:
         """Idempotent. Close the inboxes and peers that use it first."""
+
+
+#: Rows of WriteHandle.parts.
+MAX_PARTS = 1024
 
 
 class WriteHandle(ABC):
@@ -130,6 +137,14 @@ class WriteHandle(ABC):
     @abstractmethod
     def done_time(self) -> float | None:
         """time.monotonic() when the state became final."""
+
+    @abstractmethod
+    def parts(self) -> npt.NDArray[np.int64]:
+        """When each `post` was written, in order: int64 [n, 3], rows of begin and end (time.monotonic_ns()) and bytes. Empty before DONE.
+
+        The end is when the transport needed the source no more, which over a network may be before the bytes have landed; with thousands of puts
+        under way at once, ends are those of about the right put. At most MAX_PARTS rows, the last of which stands for all posts that follow.
+        """
 
 
 class Peer(ABC):

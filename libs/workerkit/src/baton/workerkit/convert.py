@@ -70,6 +70,17 @@ def transfer_to_wire(stats: TransferStats) -> inference_pb2.TransferReport:
         exposed_ms=stats.exposed_s * 1e3,
         digest_checked=stats.digest,
         busy_ms=stats.busy_s * 1e3,
+        parts=[
+            inference_pb2.TransferPart(
+                queue=part.queue,
+                first_layer=part.first_layer,
+                num_layers=part.num_layers,
+                start_ms=part.begin_s * 1e3,
+                duration_ms=part.duration_s * 1e3,
+                bytes=part.num_bytes,
+            )
+            for part in stats.parts
+        ],
     )
 
 

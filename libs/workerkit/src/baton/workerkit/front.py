@@ -11,8 +11,8 @@ from typing import TypeVar
 
 from opentelemetry import trace
 
-from baton.engine.types import EngineEvent, Failed, Failure, KVReady, Role, Token, Transferred, TransferStats
-from baton.servicekit import FailedRoom, Metrics, extract_traceparent, get_logger
+from baton.engine.types import EngineEvent, Failed, Failure, KVReady, Role, Token, Transferred
+from baton.servicekit import FailedRoom, Metrics, extract_traceparent, get_logger, mark_failed
 from baton.wire.status import stage_name
 from baton.wire.v1 import common_pb2, worker_pb2
 from baton.workerkit.convert import ROLES, event_to_wire, failure_to_wire, load_to_wire
@@ -23,6 +23,7 @@ from baton.workerkit.metrics import TransferMetrics, observe_engine, observe_fro
 from baton.workerkit.reaper import Reaper
 from baton.workerkit.rooms import OpenRoom, RoomTable, ends, open_room
 from baton.workerkit.session import GatewaySession
+from baton.workerkit.transfer_spans import trace_transfer
 
 log = get_logger(__name__)
 
@@ -279,6 +280,8 @@ class WorkerFront:
             wire.failed.elapsed_ms = round(self._at_ms(entry, at))
             wire.failed.allowed_ms = entry.allowed_ms
             entry.span.set_status(trace.StatusCode.ERROR, event.failure.message)
+            if event.failure.origin != "client":
+                mark_failed(entry.span)
             self._count_failure(entry, event.failure)
         else:
             self.counters["succeeded"] += 1
@@ -297,29 +300,11 @@ class WorkerFront:
 
     def _measure(self, entry: OpenRoom[GatewaySession], event: EngineEvent, at: float) -> None:
         if isinstance(event, Transferred):
-            self._trace_transfer(entry, event.stats, at)
+            trace_transfer(self._tracer, entry.span, event.stats, at)
             if self._transfers is not None:
                 self._transfers.transferred(event.stats)
         elif isinstance(event, KVReady) and self._transfers is not None:
             self._transfers.landed(event)
-
-    def _trace_transfer(self, entry: OpenRoom[GatewaySession], stats: TransferStats, at: float) -> None:
-        """A span that is over already: from the room's first put until all were flushed."""
-        if not entry.span.is_recording():
-            return
-        end_ns = time.time_ns() - round((time.monotonic() - at) * 1e9)
-        begin_ns = end_ns - round(stats.duration_s * 1e9)
-        span = self._tracer.start_span("transfer", context=trace.set_span_in_context(entry.span), start_time=begin_ns)
-        span.set_attributes(
-            {
-                "baton.transport": stats.transport,
-                "baton.bytes": stats.num_bytes,
-                "baton.puts": stats.num_puts,
-                "baton.busy_ms": round(stats.busy_s * 1e3, 3),
-                "baton.exposed_ms": round(stats.exposed_s * 1e3, 3),
-            }
-        )
-        span.end(end_ns)
 
     def _note(self, entry: OpenRoom[GatewaySession], event: EngineEvent, at: float) -> None:
         name = type(event).__name__

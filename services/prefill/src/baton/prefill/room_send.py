@@ -10,11 +10,12 @@ from typing import NamedTuple
 import numpy as np
 
 from baton.engine.layout import KVLayout
-from baton.engine.types import Extent, Failure, TransferStats
+from baton.engine.types import Extent, Failure, TransferPart, TransferStats
 from baton.kvtransfer import Doorbell, TransferError, WriteHandle, WriteState
 from baton.kvtransfer.spans import PageArray
 from baton.prefill.publication import Publication, extents_to_ids
 from baton.prefill.route_write import RouteWrite
+from baton.prefill.write_parts import parts_of
 from baton.workerkit import PageHash
 
 
@@ -52,6 +53,8 @@ class RoomSend:
     answer_revoke: bool = False
     broken: bool = False
     last_layer_ns: int = 0
+    #: Of each `post` on every way, in order.
+    posted_layers: list[int] = field(default_factory=list)
 
     def set_source(self, extents: Sequence[Extent]) -> None:
         self.extents = tuple(extents)
@@ -94,6 +97,7 @@ class RoomSend:
             return False
         for write in self.writes:
             write.post(layer, self.pages, self.publication.pages, first, count, events)
+        self.posted_layers.append(layer)
         return True
 
     def doorbells(self) -> list[Doorbell]:
@@ -138,4 +142,9 @@ class RoomSend:
             exposed_s=max(0.0, done - self.last_layer_ns / 1e9),
             digest=self.publication.digest,
             busy_s=max(handle.busy_s for handle in handles),
+            parts=self._parts(handles, round(min(began) * 1e9)) if began else (),
         )
+
+    def _parts(self, handles: Sequence[WriteHandle], first_ns: int) -> tuple[TransferPart, ...]:
+        parts = [part for queue, handle in enumerate(handles) for part in parts_of(queue, self.posted_layers, handle.parts(), first_ns)]
+        return tuple(sorted(parts, key=lambda part: part.begin_s))

@@ -8,9 +8,10 @@ from collections import deque
 from collections.abc import Callable
 
 import numpy as np
+import numpy.typing as npt
 
 from baton.kvtransfer import doorbell as records
-from baton.kvtransfer.base import WriteHandle, WriteState
+from baton.kvtransfer.base import MAX_PARTS, WriteHandle, WriteState
 from baton.kvtransfer.doorbell import Doorbell
 from baton.kvtransfer.errors import Closed, InvalidArgument, PeerLost, TransferError
 from baton.kvtransfer.loopback.inbox import LoopbackInbox
@@ -34,6 +35,8 @@ class LoopbackWriteHandle(WriteHandle):
         self._num_puts = 0
         self._first_post_time: float | None = None
         self._busy_s = 0.0
+        self._parts: list[list[int]] = []
+        self._is_begun = False
         self._done_time: float | None = None
 
     @property
@@ -99,6 +102,7 @@ class LoopbackWriteHandle(WriteHandle):
         batch = self._batches[0]
         if len(batch) == 0:
             self._batches.popleft()
+            self._is_begun = False
             return
         source, destination, length = (int(number) for number in batch[0])
         start = time.monotonic()
@@ -109,6 +113,14 @@ class LoopbackWriteHandle(WriteHandle):
         self._num_puts += 1
         self._batches[0] = batch[1:]
         self._busy_s += time.monotonic() - start
+        self._note_part(round(start * 1e9), length)
+
+    def _note_part(self, begin_ns: int, num_bytes: int) -> None:
+        if not self._is_begun and len(self._parts) < MAX_PARTS:
+            self._parts.append([begin_ns, 0, 0])
+        self._is_begun = True
+        self._parts[-1][1] = time.monotonic_ns()
+        self._parts[-1][2] += num_bytes
 
     def _become(self, state: WriteState) -> None:
         self._done_time = time.monotonic()
@@ -141,3 +153,8 @@ class LoopbackWriteHandle(WriteHandle):
     @property
     def done_time(self) -> float | None:
         return self._done_time
+
+    def parts(self) -> npt.NDArray[np.int64]:
+        with self._lock:
+            rows = self._parts if self._state is WriteState.DONE else []
+            return np.array(rows, dtype=np.int64).reshape(-1, 3)

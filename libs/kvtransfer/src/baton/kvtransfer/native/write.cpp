@@ -4,6 +4,8 @@
 #include "link.hpp"
 #include "queue.hpp"
 
+#include <algorithm>
+
 namespace baton {
 
 Write::Write(std::shared_ptr<Link> link, uint64_t id, uint64_t room, int64_t source_bytes, int64_t destination_bytes)
@@ -74,19 +76,47 @@ void Write::touch() {
 
 Span Write::take_piece(int64_t max_bytes) {
     Batch &batch = batches_.front();
+    if (batch.next == 0 && batch.done_of_next == 0) {
+        begin_part();
+    }
     const Span &span = batch.spans[batch.next];
     Span piece{span.source + batch.done_of_next, span.destination + batch.done_of_next, span.length - batch.done_of_next};
     if (piece.length > max_bytes) {
         piece.length = max_bytes;
         batch.done_of_next += max_bytes;
+        parts_.back().num_bytes += piece.length;
         return piece;
     }
+    parts_.back().num_bytes += piece.length;
     batch.done_of_next = 0;
     if (++batch.next == batch.spans.size()) {
+        ends_with_.back() = num_begun_ + 1; // the operation that this piece is for begins next, or is the only one under way
         batches_.pop_front();
     }
     return piece;
 }
+
+void Write::begin_part() {
+    if (parts_.size() < MAX_PARTS) {
+        parts_.push_back({now_ns(), 0, 0});
+        ends_with_.push_back(0);
+        return;
+    }
+    ends_with_.back() = 0;
+    num_ended_parts_ = std::min(num_ended_parts_, MAX_PARTS - 1);
+}
+
+// Operations end in about the order in which they began: one that overtakes another ends a part that little too early.
+void Write::end_parts() {
+    int64_t now = 0;
+    while (num_ended_parts_ < parts_.size() && ends_with_[num_ended_parts_] != 0 &&
+           (outstanding_ == 0 || num_ended_ >= ends_with_[num_ended_parts_])) {
+        now = now ? now : now_ns();
+        parts_[num_ended_parts_++].end_ns = now;
+    }
+}
+
+std::vector<WritePart> Write::parts() const { return state() == WriteState::DONE ? parts_ : std::vector<WritePart>(); }
 
 void Write::count_put(int64_t num_bytes) {
     if (num_puts_.fetch_add(1, std::memory_order_relaxed) == 0) {
@@ -120,15 +150,18 @@ bool Write::end(WriteState state, int status, const std::string &text) {
 }
 
 void Write::begin_operation() {
+    ++num_begun_;
     if (outstanding_++ == 0) {
         busy_since_ns_ = now_ns();
     }
 }
 
 void Write::end_operation() {
+    ++num_ended_;
     if (--outstanding_ == 0) {
         busy_ns_.store(busy_ns_.load(std::memory_order_relaxed) + now_ns() - busy_since_ns_, std::memory_order_relaxed);
     }
+    end_parts();
 }
 
 } // namespace baton

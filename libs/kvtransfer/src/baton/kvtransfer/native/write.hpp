@@ -28,12 +28,20 @@ struct Batch {
     int64_t done_of_next = 0; // bytes of spans[next] already posted
 };
 
+// What became of one `post`: from its first byte handed to the transport until the transport was done with its source. Times of now_ns().
+struct WritePart {
+    int64_t begin_ns = 0;
+    int64_t end_ns = 0;
+    int64_t num_bytes = 0;
+};
+
 enum class WriteState : int { OPEN = 0, DONE = 1, QUIESCED = 2, FAILED = 3 };
 
 class Write : public std::enable_shared_from_this<Write> {
 public:
     static constexpr long ACCEPTED = -1;
     static constexpr long REFUSED = -2; // finished, cancelled or final
+    static constexpr size_t MAX_PARTS = 1024;
 
     Write(std::shared_ptr<Link> link, uint64_t id, uint64_t room, int64_t source_bytes, int64_t destination_bytes);
 
@@ -56,6 +64,8 @@ public:
     // Time with something of this write under way: a store, a put, a flush.
     int64_t busy_ns() const { return busy_ns_.load(std::memory_order_relaxed); }
     int64_t done_ns() const { return done_ns_.load(std::memory_order_relaxed); }
+    // One for each post in order, the last of MAX_PARTS for all that follow. None before DONE: then nothing of the write is under way any more.
+    std::vector<WritePart> parts() const;
     // Valid once FAILED.
     int error_status() const { return error_status_; }
     const std::string &error_text() const { return error_text_; }
@@ -82,6 +92,8 @@ public:
 private:
     friend class Link; // it decides about phases and ends
     void take_incoming();
+    void begin_part();
+    void end_parts();
     // False: it was final before.
     bool end(WriteState state, int status, const std::string &text);
 
@@ -116,6 +128,10 @@ private:
     bool gated_ = false;    // in the link's list of those that wait for an event, once however often more is posted meanwhile
     int outstanding_ = 0;
     int64_t busy_since_ns_ = 0;
+    int64_t num_begun_ = 0, num_ended_ = 0; // operations
+    std::vector<WritePart> parts_;
+    std::vector<int64_t> ends_with_; // of each part: after how many operations it has ended; 0 while pieces of it are left
+    size_t num_ended_parts_ = 0;
     std::string local_error_; // why it must not be finished although the link is well
 };
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import numpy as np
+import numpy.typing as npt
+
 from baton.kvtransfer import _native
 from baton.kvtransfer.base import WriteHandle, WriteState
 from baton.kvtransfer.doorbell import Doorbell
@@ -97,3 +100,6 @@ class UcxWriteHandle(WriteHandle):
     @property
     def done_time(self) -> float | None:
         return self._write.done_ns / 1e9 or None
+
+    def parts(self) -> npt.NDArray[np.int64]:
+        return np.frombuffer(self._write.parts(), dtype=np.int64).reshape(-1, 3)

@@ -129,6 +129,9 @@ def _transfer(transfer: inference_pb2.TransferReport) -> Row:
         "busy": _round(transfer.busy_ms),
         "exposed": _round(transfer.exposed_ms),
         "digest": transfer.digest_checked,
+        "parts": [
+            [part.queue, part.first_layer, part.num_layers, _round(part.start_ms), _round(part.duration_ms), part.bytes] for part in transfer.parts
+        ],
     }
 
 

@@ -77,6 +77,8 @@ cdef extern from "endpoint.hpp" namespace "baton":
 cdef extern from "write.hpp" namespace "baton":
     ctypedef enum CWriteState "baton::WriteState":
         pass
+    cdef struct CWritePart "baton::WritePart":
+        pass
     cdef cppclass CWrite "baton::Write":
         long post(const int64_t *rows, size_t n, uint64_t ready_event) nogil
         long finish(uint32_t slot, Record record) nogil
@@ -89,6 +91,7 @@ cdef extern from "write.hpp" namespace "baton":
         int64_t first_post_ns()
         int64_t busy_ns()
         int64_t done_ns()
+        vector[CWritePart] parts() nogil
         int error_status()
         const string &error_text()
 

@@ -176,6 +176,13 @@ cdef class Write:
     def done_ns(self):
         return self.ptr.get().done_ns()
 
+    def parts(self):
+        """Rows of three int64: begin, end (ns), bytes; of each post once DONE."""
+        cdef vector[CWritePart] parts
+        with nogil:
+            parts = self.ptr.get().parts()
+        return (<const char *>parts.data())[: parts.size() * sizeof(CWritePart)] if parts.size() else b""
+
     @property
     def error(self):
         """(status, text); meaningful once failed."""

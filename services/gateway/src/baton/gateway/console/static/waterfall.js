@@ -42,9 +42,10 @@ export class Waterfall {
 
   lines(one) {
     const total = Math.max(one.total, 0.001);
-    const rows = phases(one).map(({ kind, start, ms }) =>
-      line(kind, NAMES[kind] ?? kind, ABOUT[kind] ?? "", start, ms, total, one.ttft),
-    );
+    const rows = phases(one).flatMap(({ kind, start, ms }) => [
+      line({ "data-state": kind }, kind, NAMES[kind] ?? kind, ABOUT[kind] ?? "", start, ms, total, one.ttft),
+      ...(kind === "TRANSFERRING" ? this.layers(one, start, total) : []),
+    ]);
     const marks = { prefill_started: "prefill began", transferred: "last page flushed", kv_ready: "doorbell seen" };
     const moments = Object.entries(marks).filter(([mark]) => mark in one.marks).map(([mark, text]) => [text, one.marks[mark]]);
     if (one.ttft) moments.push(["first token", one.ttft]);
@@ -64,6 +65,17 @@ export class Waterfall {
     );
   }
 
+  /** A line for each part of the transfer, from when the gateway heard that it began. */
+  layers(one, start, total) {
+    const parts = one.transfer?.parts ?? [];
+    const began = one.marks.transfer_started ?? start;
+    const queues = new Set(parts.map(([queue]) => queue)).size;
+    return parts.map(([queue, first, layers, from, ms, size]) => {
+      const name = layers > 1 ? `layers ${first}–${first + layers - 1}` : `layer ${first}`;
+      return line({ "data-layers": `${first}-${first + layers - 1}`, class: "part" }, "TRANSFERRING", queues > 1 ? `${name}, queue ${queue}` : name, bytes(size), began + from, ms, total, one.ttft);
+    });
+  }
+
   facts(one) {
     const rows = [
       ["prompt", `${count(one.prompt)} tokens`],
@@ -81,7 +93,7 @@ export class Waterfall {
         ["first put to flush", `${time(moved.duration)}, prefill runs meanwhile`],
         ["after the last layer", time(moved.exposed)],
         ["digest", moved.digest ? "equal on both sides" : "not checked"],
-        ["by layer", "not measured: prefill reports a room’s puts together"],
+        ...(moved.parts?.length ? [] : [["by layer", "not known"]]),
       );
     } else rows.push(["KV moved", one.local ? "none: decode computed the prompt" : "none"]);
     if (one.recomputed) rows.push(["recomputed", `${count(one.recomputed)} tokens`]);
@@ -96,7 +108,8 @@ export class Waterfall {
   }
 }
 
-function line(kind, name, about, start, ms, total, ttft) {
+/** about: attributes of the row, beside its times. */
+function line(about, kind, name, small, start, ms, total, ttft) {
   const bar = h("i", { class: `phase ${kind}` });
   style(bar, "left", `${(100 * start) / total}%`);
   style(bar, "width", `${(100 * ms) / total}%`);
@@ -108,8 +121,8 @@ function line(kind, name, about, start, ms, total, ttft) {
   }
   return h(
     "tr",
-    { "data-state": kind, "data-start": start, "data-ms": ms },
-    h("th", { scope: "row" }, h("i", { class: `swatch phase ${kind}`, "aria-hidden": "true" }), name, h("small", {}, about)),
+    { ...about, "data-start": start, "data-ms": ms },
+    h("th", { scope: "row" }, h("i", { class: `swatch phase ${kind}`, "aria-hidden": "true" }), name, h("small", {}, small)),
     h("td", { class: "num" }, time(start)),
     h("td", { class: "num" }, time(ms)),
     h("td", { class: "bar", "aria-hidden": "true" }, drawn),
