@@ -37,7 +37,7 @@ UNIT = (
 )
 INTEGRATION = (
     ("tests/test_equality.py",),
-    ("tests/test_retry.py", "tests/test_storm.py"),
+    ("tests/test_retry.py", "tests/test_storm.py", "tests/clients"),
     ("tests/test_baton_command.py", "tests/test_console.py"),
     ("tests/test_docs_bench.py", "tests/test_docs_decide.py", "tests/test_docs_examples.py", "tests/test_docs_plan.py"),
     ("tests/test_leaving_chunks.py", "tests/test_secure_fleet.py"),

@@ -30,7 +30,7 @@ def adjust(row: Tensor, params: SamplingParams, history: Tensor, num_answered: i
     if params.presence_penalty or params.frequency_penalty:
         answer = history[len(history) - num_answered :]
         counts = torch.zeros_like(row).index_add_(0, answer, torch.ones(len(answer), dtype=row.dtype, device=row.device))
-        row -= counts * params.frequency_penalty + (counts > 0) * params.presence_penalty
+        row[answer] = row[answer] - (counts[answer] * params.frequency_penalty + params.presence_penalty)
     if params.logit_bias:
         tokens, values = bias or bias_of(params, row.device)
         row.index_add_(0, tokens, values)

@@ -136,7 +136,7 @@ class LiveRoom:
                 self._deliver(following)
 
     def on_logprobs(self, index: int, logprobs: inference_pb2.TokenLogprobs) -> None:
-        if not self._answered and self.failure is None and index < self._sampling.max_tokens:
+        if not self._answered and self.failure is None and self._merge.num_delivered <= index < self._sampling.max_tokens:
             self.logprobs.setdefault(index, logprobs)
 
     def _deliver(self, following: list[int]) -> None:

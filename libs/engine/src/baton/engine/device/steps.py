@@ -92,13 +92,14 @@ class DecodeSteps:
         logits = self._logits[index].float()
         for place in range(len(rows)):
             change(place, logits[place])
-        drawn = self._draw(logits, batch, seats.wide[POSITION, batch])
+        wide = seats.wide[:, batch]
+        drawn = self._draw(logits, batch, wide, wide[POSITION])
         self._drawn.index_copy_(0, index, drawn)
         seats.wide[TOKEN].index_copy_(0, batch, drawn.clamp(min=0))
 
-    def _draw(self, logits: Tensor, batch: Tensor, after: Tensor) -> Tensor:
-        """[n] int64. after [n]: the positions that the tokens are drawn for."""
-        wide, small, real = self._seats.wide[:, batch], self._seats.small[:, batch], self._seats.real[:, batch]
+    def _draw(self, logits: Tensor, batch: Tensor, wide: Tensor, after: Tensor) -> Tensor:
+        """[n] int64. wide [4, n]: the seats' own. after [n]: the positions that the tokens are drawn for."""
+        small, real = self._seats.small[:, batch], self._seats.real[:, batch]
         forbidden = torch.where(after < wide[FREE_FROM], small[1:], -1).t().contiguous()
         return sample(logits, real[TEMPERATURE], small[TOP_K], real[TOP_P], real[MIN_P], wide[SEED], after, forbidden)
 
@@ -118,7 +119,7 @@ class DecodeSteps:
         assert logits is not None
         self._logits[:size].copy_(logits)
         after = position + 1
-        drawn = self._draw(logits, batch, after)
+        drawn = self._draw(logits, batch, wide, after)
         self._drawn[:size].copy_(drawn)
         # The padding seat is written by many rows, with whatever comes; its position stays where it may be looked up.
         seats.wide[TOKEN].index_copy_(0, batch, drawn.clamp(min=0))
