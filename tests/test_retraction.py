@@ -35,7 +35,9 @@ def fleet(model_path: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterato
 def ask(fleet: Fleet, number: int) -> tuple[list[int], pb.RoomReport]:
     """The last client's prompt is short enough for decode to compute."""
     prompt = [100 + (number * 37 + i * 7) % 4000 for i in range(12 if number == NUM_CLIENTS - 1 else 24)]
-    sampling = pb.SamplingParams(temperature=float(number % 2), seed=number, max_tokens=NUM_TOKENS, ignore_eos=True)
+    sampling = pb.SamplingParams(
+        temperature=float(number % 2), seed=number, max_tokens=NUM_TOKENS, ignore_eos=True, frequency_penalty=0.5 * (number % 3)
+    )
     request = pb.GenerateRequest(model=MODEL, token_ids=pb.TokenIds(ids=prompt), sampling=sampling, report=True)
     with grpc.insecure_channel(fleet.grpc, options=[("grpc.use_local_subchannel_pool", 1)]) as channel:
         messages = list(InferenceStub(channel).Generate(request, timeout=240))
