@@ -46,7 +46,7 @@ INTEGRATION = (
 )
 #: Hosts and cut wires are network devices that come and go, in this process's own namespace too: a transfer over tcp that takes one of them ends when
 #: it goes. So they stay in one run with everything that transfers over tcp or kills peers, one after the other: the rest.
-LONG = (("tests/test_decide.py", "tests/test_plan.py"),)
+LONG = (("tests/test_decide.py", "tests/test_plan.py"), ("tests/test_sglang_gateway.py",))
 GROUPS = {"unit": UNIT, "integration": INTEGRATION, "every": (INTEGRATION[0], *UNIT[:3], *INTEGRATION[1:], *UNIT[3:]), "long": LONG}
 #: More failed tests than these are no accident, and are not tried again.
 MOST_AGAIN = 6

@@ -90,6 +90,25 @@ def test_a_prompt_that_decode_holds_whole_only_rings_the_bell(prefill) -> None:
     assert done.stats.exposed_s < 5
 
 
+def test_publications_that_await_their_request_are_told_and_the_first_one_is_known(prefill) -> None:
+    told: list[tuple[int, str]] = []
+    prefill.exporter.on_unclaimed(lambda room, decode: told.append((room, decode)))
+    one, other = prefill.decode("decode-1"), prefill.decode("decode-2")
+    prefill.expect(6)
+    prefill.exporter.published(one.publish(6))
+    assert told == []  # its request was here
+    for decode in (one, other, one):  # the last one twice
+        prefill.exporter.published(decode.publish(7))
+    assert told == [(7, "decode-1"), (7, "decode-2")]
+    assert (prefill.exporter.publisher(7), prefill.exporter.publisher(6)) == ("decode-1", "")
+    prefill.exporter.revoked(one.link, 7, 1, Failure("CANCELLED", "client", "gone", ""))
+    assert prefill.exporter.publisher(7) == "decode-2"
+    prefill.exporter.refuse(7, Failure("CANCELLED", "client", "gone", ""))
+    assert prefill.exporter.publisher(7) == ""
+    prefill.exporter.published(one.publish(7, generation=2))
+    assert told[2:] == []  # it was declined
+
+
 def test_a_digest_of_another_kind_is_declined_before_a_byte_is_written(prefill) -> None:
     decode = prefill.decode()
     decode.link.page_hash = "mix64-pages"

@@ -13,9 +13,10 @@ import grpc.aio
 import pytest
 
 from baton.prefill.bootstrap import BootstrapServicer, Here
+from baton.prefill.config import load_settings
 from baton.prefill.errors import TicketRefusedError
 from baton.prefill.ticket_gate import TicketGate
-from baton.servicekit import GrpcServer, Watched, watch_secrets
+from baton.servicekit import GrpcServer, SettingsError, Watched, watch_secrets
 from baton.wire.channel import CHANNEL_OPTIONS, SERVER_OPTIONS
 from baton.wire.ticket import TicketKeys
 from baton.wire.v1 import bootstrap_pb2, bootstrap_pb2_grpc, common_pb2
@@ -175,6 +176,13 @@ async def test_a_new_secret_is_taken_without_a_restart(open_publisher, secret_fi
     prefill.expect(7, num_tokens=4)
     await publisher.publish(7, ticket(7, STRANGER))
     await asyncio.to_thread(prefill.until, lambda: ("PublishedSlots", 7) in prefill.names())
+
+
+def test_tickets_and_a_port_for_gateways_that_sign_none_exclude_each_other() -> None:
+    flags = ["--model-path", "m", "--ticket-secret-file", "f"]
+    assert load_settings(flags, {}).sglang.port is None
+    with pytest.raises(SettingsError, match="--sglang-port and --ticket-secret-file exclude each other"):
+        load_settings([*flags, "--sglang-port", "0"], {})
 
 
 def test_used_tickets_are_forgotten_when_they_have_expired_and_never_before(secret_file) -> None:

@@ -4,7 +4,7 @@ from baton.workerkit.errors import HostStoppedError, RefusedError, WorkerError
 from baton.workerkit.fingerprint import as_mapping, differences, fingerprint_to_wire
 from baton.workerkit.front import Description, WorkerFront
 from baton.workerkit.gpu import GpuMetrics
-from baton.workerkit.groups import EngineSettings, TransferSettings
+from baton.workerkit.groups import EngineSettings, SglangSettings, TransferSettings
 from baton.workerkit.host import EngineHost, HostedEngine
 from baton.workerkit.intake import DecodePeer, Limits, PrefillPeer
 from baton.workerkit.joining.settings import JoinSettings
@@ -32,6 +32,7 @@ __all__ = [
     "Reaper",
     "RefusedError",
     "RefusingInference",
+    "SglangSettings",
     "StepMetrics",
     "TransferSettings",
     "WorkerError",

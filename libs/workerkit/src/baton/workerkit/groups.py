@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 from pydantic import Field, model_validator
 
@@ -90,6 +90,18 @@ class EngineSettings(SettingsGroup):
             cuda_graphs=self.cuda_graphs,
             prefix_cache=self.prefix_cache,
         )
+
+
+class SglangSettings(SettingsGroup):
+    """A second port for gateways that speak SGLang's scheduler contract; off by default."""
+
+    prefix: ClassVar[str] = "sglang_"
+    port: int | None = Field(
+        default=None, ge=0, le=65535, description="Port for gateways that speak SGLang's scheduler contract; 0: the system chooses; off when not set."
+    )
+    timeout_s: float = Field(
+        default=300.0, gt=0, description="Seconds that a request over --sglang-port may wait for its other half, and then for its first KV page."
+    )
 
 
 class TransferSettings(SettingsGroup):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
@@ -57,6 +57,7 @@ from baton.workerkit.serving import add_services, engine_lost, serve_until_stopp
 if TYPE_CHECKING:
     from baton.engine import Engine, KVPool, Prepared
     from baton.engine.parallel.pool import ShardedPool
+    from baton.sglangcompat import Door
 
 log = get_logger(__name__)
 
@@ -222,12 +223,16 @@ async def _serve_engine(
     )
     if receiver is not None:
         receiver.peers.on_change(front.peers_changed)
+    obstacle: Callable[[], str] = receiver.peers.obstacle if receiver is not None else lambda: ""
     add_services(server, front, engine.role)
+    door = _sglang_door(settings, front, obstacle, tls)
     front.start()
     try:
         await server.start()
         addresses = {"grpc": join_address(listen.advertised_host(), server.port)}
         addresses |= metrics.listen(settings.metrics, listen, tls.current_context)
+        if door is not None:
+            addresses["sglang"] = await door.open()
         await serve_until_stopped(
             life,
             server,
@@ -242,8 +247,34 @@ async def _serve_engine(
     finally:
         for clock in clocks:
             clock.cancel()
+        if door is not None:
+            await door.close()
         await server.stop(1.0)
         await front.close()
+
+
+def _sglang_door(settings: DecodeSettings, front: WorkerFront, obstacle: Callable[[], str], tls: TlsFiles) -> Door | None:
+    """None without --sglang-port, and then nothing of it is imported. Raises StartError."""
+    if settings.sglang.port is None:
+        return None
+    try:
+        from baton.sglangcompat import Door, ModelFilesError, Peering
+    except ModuleNotFoundError as error:
+        raise StartError(f"--sglang-port needs {error.name}, which is not installed: pip install 'baton-decode[sglang]'") from error
+    leg = Peering(front, timeout_s=settings.link_wait_s) if settings.role == "decode" else None
+    try:
+        return Door(
+            front,
+            leg,
+            model_path=settings.engine.model_path,
+            listen=settings.listen,
+            settings=settings.sglang,
+            tls=tls,
+            stall_limit_s=settings.engine.stall_limit_s,
+            obstacle=obstacle,
+        )
+    except ModelFilesError as error:
+        raise StartError(str(error)) from error
 
 
 if __name__ == "__main__":

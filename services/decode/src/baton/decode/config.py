@@ -10,7 +10,7 @@ from typing import ClassVar, Literal
 from pydantic import Field
 
 from baton.servicekit import ListenSettings, LogSettings, MetricsSettings, ServiceSettings, TlsSettings, TraceSettings
-from baton.workerkit import EngineSettings, JoinSettings, TransferSettings
+from baton.workerkit import EngineSettings, JoinSettings, SglangSettings, TransferSettings
 
 #: Prompt tokens beside the answers of one decode step, when nobody says how many.
 MIXED_PROMPT_TOKENS = 256
@@ -33,6 +33,7 @@ class DecodeSettings(ServiceSettings):
         ge=1,
         description="Most prompt tokens of a step that also makes answers, which wait for them; when not set: 256 in role decode, no limit in plain.",
     )
+    sglang: SglangSettings = SglangSettings()
     join: JoinSettings = JoinSettings()
     log: LogSettings = LogSettings()
     traces: TraceSettings = TraceSettings()

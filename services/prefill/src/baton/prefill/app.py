@@ -54,6 +54,7 @@ from baton.workerkit.serving import add_services, engine_lost, serve_until_stopp
 
 if TYPE_CHECKING:
     from baton.engine import Engine
+    from baton.sglangcompat import Door
 
 log = get_logger(__name__)
 
@@ -161,6 +162,7 @@ async def _serve_machine(life: Lifecycle, machine: _Machine, settings: PrefillSe
         metrics=metrics,
     )
     add_services(server, front, Role.PREFILL)
+    door = _sglang_door(settings, front, machine.exporter, tls)
     front.start()
     clocks = [life.watch(asyncio.create_task(bootstrap.run(), name="clock of publications"))]
     clocks.append(life.watch(asyncio.create_task(tls.run(), name="clock of TLS files")))
@@ -171,16 +173,43 @@ async def _serve_machine(life: Lifecycle, machine: _Machine, settings: PrefillSe
         await bootstrap_server.set_serving(True)
         addresses = {"grpc": join_address(listen.advertised_host(), server.port), "bootstrap": bootstrap_address}
         addresses |= metrics.listen(settings.metrics, listen, tls.current_context)
+        if door is not None:
+            addresses["sglang"] = await door.open()
         await serve_until_stopped(
             life, server, front, host, addresses, stall_limit_s=settings.engine.stall_limit_s, join=settings.join, tls=settings.tls
         )
     finally:
         for clock in clocks:
             clock.cancel()
+        if door is not None:
+            await door.close()
         await bootstrap.close()
         await server.stop(1.0)
         await bootstrap_server.stop(1.0)
         await front.close()
+
+
+def _sglang_door(settings: PrefillSettings, front: WorkerFront, exporter: Exporter, tls: TlsFiles) -> Door | None:
+    """None without --sglang-port, and then nothing of it is imported. Raises StartError."""
+    if settings.sglang.port is None:
+        return None
+    try:
+        from baton.sglangcompat import Claims, Door, ModelFilesError
+    except ModuleNotFoundError as error:
+        raise StartError(f"--sglang-port needs {error.name}, which is not installed: pip install 'baton-prefill[sglang]'") from error
+    leg = Claims(exporter, timeout_s=settings.sglang.timeout_s, capacity=settings.engine.max_rooms)
+    try:
+        return Door(
+            front,
+            leg,
+            model_path=settings.engine.model_path,
+            listen=settings.listen,
+            settings=settings.sglang,
+            tls=tls,
+            stall_limit_s=settings.engine.stall_limit_s,
+        )
+    except ModelFilesError as error:
+        raise StartError(str(error)) from error
 
 
 if __name__ == "__main__":

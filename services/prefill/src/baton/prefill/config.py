@@ -8,10 +8,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import ClassVar
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from baton.servicekit import ListenSettings, LogSettings, MetricsSettings, ServiceSettings, TlsSettings, TraceSettings
-from baton.workerkit import EngineSettings, JoinSettings, TransferSettings
+from baton.workerkit import EngineSettings, JoinSettings, SglangSettings, TransferSettings
 
 
 class PrefillSettings(ServiceSettings):
@@ -28,11 +28,18 @@ class PrefillSettings(ServiceSettings):
     ticket_secret_file: Path | None = Field(
         default=None, description="Secrets of room tickets, one a line, the gateway's too; with it, decode servers publish only what it signed."
     )
+    sglang: SglangSettings = SglangSettings()
     join: JoinSettings = JoinSettings()
     log: LogSettings = LogSettings()
     traces: TraceSettings = TraceSettings()
     metrics: MetricsSettings = MetricsSettings(port=9465)
     tls: TlsSettings = TlsSettings()
+
+    @model_validator(mode="after")
+    def _check_tickets(self) -> PrefillSettings:
+        if self.sglang.port is not None and self.ticket_secret_file is not None:
+            raise ValueError("--sglang-port and --ticket-secret-file exclude each other: a gateway that is not ours signs no tickets for its rooms")
+        return self
 
 
 def load_settings(argv: Sequence[str] | None = None, environ: Mapping[str, str] | None = None) -> PrefillSettings:

@@ -50,6 +50,7 @@ class Exporter:
         self._lock = threading.RLock()
         self._rooms = RoomBook(page_hashes, num_tombstones, layerwise=layerwise, ring=self._ring)
         self._unmatched = Unmatched(max_unmatched, unmatched_timeout_s)
+        self._on_unclaimed: Callable[[int, str], None] = lambda room, decode_instance_id: None
         self._digests = ThreadPoolExecutor(max_workers=1, thread_name_prefix="digest")
 
     @property
@@ -123,8 +124,17 @@ class Exporter:
                 self._rooms.decline(publication, self._rooms.why_ended(room))
             elif self._unmatched.has(publication):
                 self._rooms.decline(publication, failure("ALREADY_EXISTS", "published_twice", f"room {room} was published before"))
-            else:
-                self._put_aside(publication)
+            elif self._put_aside(publication) is None:
+                self._on_unclaimed(room, publication.link.instance_id)
+
+    def publisher(self, room: int) -> str:
+        """The decode server that published this room first, of those whose publication awaits its request; "": none does."""
+        with self._lock:
+            return self._unmatched.first_publisher(room)
+
+    def on_unclaimed(self, tell: Callable[[int, str], None]) -> None:
+        """`tell` gets the room and the decode instance of every publication that has to await its request. It must not wait: it is under the lock."""
+        self._on_unclaimed = tell
 
     def reject(self, link: DecodeLink, room: int, generation: int, error: BadPublicationError) -> None:
         """A publication that cannot be written: decode is told; so is the engine, if the room is this decode server's."""

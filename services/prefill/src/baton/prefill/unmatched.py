@@ -27,6 +27,10 @@ class Unmatched:
         """Whether this decode server published this room already."""
         return (publication.room, publication.link.instance_id) in self._waiting
 
+    def first_publisher(self, room: int) -> str:
+        """The decode server whose publication of this room has waited longest; "": there is none."""
+        return next(iter(self._publishers.get(room, ())), "")
+
     def put(self, publication: Publication, now: float) -> bool:
         """False when there is no place. `now`: on time.monotonic()."""
         if len(self._waiting) >= self.capacity:
