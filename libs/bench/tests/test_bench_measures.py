@@ -2,20 +2,22 @@
 
 import dataclasses
 from itertools import pairwise
+from pathlib import Path
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import Tokenizer
-from tokenizers.models import WordLevel
-from tokenizers.pre_tokenizers import Whitespace
+from tokenizers.decoders import ByteLevel as ByteLevelDecoder
+from tokenizers.models import BPE, WordLevel
+from tokenizers.pre_tokenizers import ByteLevel, Whitespace
 
 from baton.bench.lag import judge_lag
 from baton.bench.measures import Objectives, duration_s, errors_by_cause, gaps_s, goodput, split_by_prefill, tpot_s, ttft_s
 from baton.bench.percentiles import Percentiles, Spread
 from baton.bench.sample import Sample
-from baton.bench.tokens import check_tokens, load_counter
+from baton.bench.tokens import check_tokens, gives_back, load_counter
 
 PLAIN = Sample(
     repeat=0, index=0, kind="chat", is_long=False, is_warm_up=False, prompt_words=5, max_tokens=9, scheduled_s=0.0, sent_s=0.0, ended_s=1.0
@@ -117,6 +119,17 @@ def test_lag_matters_only_beside_what_is_measured() -> None:
     assert [verdict.split(" (")[0] for verdict in busy.verdicts] == ["arrivals were stamped late"]
     assert not judge_lag([0.0], [0.005] * 10, slow, slow).matters
     assert not judge_lag([0.001], [0.001], None, None).matters
+
+
+def test_a_tokenizer_that_does_not_give_tokens_back_is_known(tmp_path: Path) -> None:
+    """A word's pieces that are put together with spaces are more pieces the next time; those that know where a word ends are the same."""
+    for name, decoder in (("spaces", None), ("bytes", ByteLevelDecoder())):
+        tokenizer = Tokenizer(BPE({letter: place for place, letter in enumerate(sorted(ByteLevel.alphabet()))}, []))
+        tokenizer.pre_tokenizer = ByteLevel(add_prefix_space=False)
+        if decoder is not None:
+            tokenizer.decoder = decoder
+        tokenizer.save(str(tmp_path / name))
+        assert gives_back(tmp_path / name) is (decoder is not None)
 
 
 def test_tokens_are_counted_again_from_the_text(tmp_path_factory: pytest.TempPathFactory) -> None:

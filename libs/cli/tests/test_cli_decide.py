@@ -7,8 +7,13 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import pytest
+from tokenizers import Tokenizer
+from tokenizers.decoders import ByteLevel as ByteLevelDecoder
+from tokenizers.models import BPE
+from tokenizers.pre_tokenizers import ByteLevel
 
 from baton.bench.decide import judge, load, save
+from baton.cli.decide import token_counter
 from baton.cli.decide_pool import Pool, is_shared, parse_devices, parse_splits, topologies_of
 from baton.cli.errors import UsageError
 from baton.cli.fleet import FleetOptions
@@ -161,3 +166,19 @@ def test_an_earlier_run_is_judged_again_and_not_quoted(tmp_path: Path) -> None:
     command = (sys.executable, "-m", "baton.cli.main", "decide", "--verdict-of", str(tmp_path))
     found = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True)
     assert found.stdout.startswith(f"# {judge(record).headline}")
+
+
+@pytest.mark.parametrize(("flags", "noted"), [((), True), (("--load-format=dummy",), False)])
+def test_tokens_are_not_counted_again_where_that_says_nothing(tmp_path: Path, flags: tuple[str, ...], noted: bool) -> None:
+    """A tokenizer without a decoder puts spaces between a word's pieces."""
+    tokenizer = Tokenizer(BPE({letter: place for place, letter in enumerate(sorted(ByteLevel.alphabet()))}, []))
+    tokenizer.pre_tokenizer = ByteLevel(add_prefix_space=False)
+    tokenizer.save(str(tmp_path / "tokenizer.json"))
+    (tmp_path / "config.json").write_text("{}")
+    options = FleetOptions(tmp_path, "m", http_port=0, grpc_port=0, bootstrap_port=0, worker_flags=flags)
+    count, notes = token_counter(options)
+    assert (count, bool(notes)) == (None, noted)
+    tokenizer.decoder = ByteLevelDecoder()
+    tokenizer.save(str(tmp_path / "tokenizer.json"))
+    count, notes = token_counter(options)
+    assert (count is not None, notes) == (not flags, ())

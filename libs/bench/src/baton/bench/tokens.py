@@ -3,13 +3,16 @@
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from tokenizers import Tokenizer
 
 from baton.bench.errors import BenchFileError
 from baton.bench.sample import Sample
+from baton.bench.text import generator, plain_text
 
 CountTokens = Callable[[str], int]
+TRIED_WORDS = 200
 
 
 @dataclass(frozen=True)
@@ -26,12 +29,24 @@ class TokenCheck:
 
 def load_counter(path: Path) -> CountTokens:
     """From a tokenizer.json or a model's folder that has one. Raises BenchFileError."""
+    tokenizer = _tokenizer(path)
+    return lambda text: len(tokenizer.encode(text, add_special_tokens=False).ids)
+
+
+def gives_back(path: Path) -> bool:
+    """Whether tokens of a plain text are the same after they have been text: only then can they be counted again. Raises BenchFileError."""
+    tokenizer = _tokenizer(path)
+    ids: list[int] = tokenizer.encode(plain_text(generator(0), TRIED_WORDS), add_special_tokens=False).ids
+    again: list[int] = tokenizer.encode(tokenizer.decode(ids), add_special_tokens=False).ids
+    return again == ids
+
+
+def _tokenizer(path: Path) -> Any:
     file = path / "tokenizer.json" if path.is_dir() else path
     try:
-        tokenizer = Tokenizer.from_file(str(file))
+        return Tokenizer.from_file(str(file))
     except Exception as error:  # the library raises plain Exception for a missing file and for a bad one
         raise BenchFileError(f"{file} is not a tokenizer: {error}") from error
-    return lambda text: len(tokenizer.encode(text, add_special_tokens=False).ids)
 
 
 def check_tokens(samples: Iterable[Sample], count_tokens: CountTokens | None) -> TokenCheck:

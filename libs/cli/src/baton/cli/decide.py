@@ -38,6 +38,7 @@ from baton.bench.decide.weights import are_dummy
 from baton.bench.energy import EnergyMeter, EnergySource
 from baton.bench.errors import require
 from baton.bench.numbers import plain
+from baton.bench.tokens import CountTokens, gives_back
 from baton.cli import bench_options as flags
 from baton.cli.bench_commands import explained
 from baton.cli.decide_pool import Device, Pool, is_shared, parse_devices, parse_splits, topologies_of
@@ -193,6 +194,15 @@ def _run(wanted: Wanted, console: Console, verbose: bool) -> DecideRecord:
     return record
 
 
+def token_counter(options: FleetOptions) -> tuple[CountTokens | None, tuple[str, ...]]:
+    """How tokens are counted again from texts, or None where that says nothing; and what the reader is to know of that. Raises BenchFileError."""
+    if are_dummy(options.worker_flags):
+        return None, ()  # the verdict says so, by the servers' commands
+    if not gives_back(options.model_path):
+        return None, ("output tokens were not counted again from the texts: the model's tokenizer does not give the tokens of a plain text back",)
+    return load_counter(options.model_path), ()
+
+
 class _Run:
     def __init__(
         self, wanted: Wanted, machine: Machine, supervisor: Supervisor, console: Console, meter: EnergyMeter | None, energy: EnergySource
@@ -242,7 +252,8 @@ class _Run:
         wanted = self._wanted
         addresses = {topology.name: self._addresses[topology.name] for topology in wanted.topologies}
         equality, idle = await self._idle(addresses)
-        record = self._record(equality, idle)
+        count_tokens, notes = token_counter(wanted.options)
+        record = replace(self._record(equality, idle), notes=notes)
         save(record, wanted.folder)
         if equality.different:
             return record
@@ -253,7 +264,7 @@ class _Run:
             workload=wanted.workload,
             targets=self._targets,
             limits=wanted.limits,
-            count_tokens=None if are_dummy(wanted.options.worker_flags) else load_counter(wanted.options.model_path),
+            count_tokens=count_tokens,
             folder=wanted.folder,
             session=uuid.uuid4().hex,
             started_at=record.created_at,
