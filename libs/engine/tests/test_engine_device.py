@@ -10,8 +10,8 @@ import os
 
 import pytest
 import torch
+from engine_pair import Pair, legs
 from engine_reference import CANCEL, FAMILIES, answers, assert_all_free, ends, engine, make_reference, prompts, request, run
-from test_engine_split import Pair, legs
 
 from baton.engine import EngineConfig, FinishReason, Request, SamplingParams, load_model_config, plan_layout
 from baton.engine.device.chunk import chunk_of
@@ -66,6 +66,38 @@ def test_greedy_is_transformers(tiny, model, page_size, budget, captured, determ
     assert answers(events) == expected
     assert all(end.reason is FinishReason.LENGTH and end.completion_tokens == 24 for end in ends(events).values())
     assert_all_free(plain)
+
+
+@pytest.mark.parametrize("deterministic", [False, True])
+@pytest.mark.parametrize(("page_size", "budget", "captured"), [(4, 64, True), (16, 512, False), (16, 9, True), (1, 33, True)])
+def test_a_prefix_that_is_there_changes_nothing(tiny, model, page_size, budget, captured, deterministic):
+    """Chunks that begin behind it, captured or not, down to one token, which is a step like those of answers; and pages that answers left."""
+    shared, *tails = prompts([40, 1, 7, 16, 33])
+    asked = dict(enumerate([shared + tail for tail in tails], start=1))
+    expected = {room: tiny.greedy(prompt, 12) for room, prompt in asked.items()}
+    settings = {"deterministic": deterministic, "cuda_graphs": captured, "prefix_cache": True, "max_num_batched_tokens": budget}
+    plain = engine(model, num_pages=1600 // page_size, page_size=page_size, max_running=8, **settings)
+    for again in (0, 10):
+        for room, prompt in asked.items():
+            plain.add(request(again + room, prompt, max_tokens=12))
+        assert answers(run(plain)) == {again + room: tokens for room, tokens in expected.items()}
+    plain.add(request(99, asked[4] + expected[4], max_tokens=6))
+    assert answers(run(plain))[99] == tiny.greedy(asked[4] + expected[4], 6)
+    found = plain.stats().extra["prefix_found_tokens"]
+    assert found >= sum(len(prompt) - 1 - page_size for prompt in asked.values()) + 73
+    assert_all_free(plain)
+
+
+def test_a_sliding_window_ends_within_a_prefix_that_is_there(tmp_path):
+    reference = make_reference(tmp_path, "mistral", **EXTRA["mistral"])
+    (prompt,) = prompts([50])
+    for model in (reference.ours, on_device(tmp_path)):
+        plain = engine(model, prefix_cache=True)
+        for room, length in ((1, 30), (2, 50), (3, 50)):
+            plain.add(request(room, prompt[:length], max_tokens=12))
+            assert answers(run(plain))[room] == reference.greedy(prompt[:length], 12)
+        assert plain.stats().extra["prefix_found_tokens"] == 28 + 48
+        assert_all_free(plain)
 
 
 EXTRA = {
