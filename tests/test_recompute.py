@@ -50,6 +50,11 @@ class Client:
     def temperature(self) -> float:
         return float(self.number % 2)
 
+    @property
+    def frequency_penalty(self) -> float:
+        """Of some: what it penalises is what is computed again."""
+        return 0.6 * (self.number % 3)
+
     def start(self) -> Client:
         self.thread = threading.Thread(target=self._run)
         self.thread.start()
@@ -64,7 +69,12 @@ class Client:
 
     def _over_grpc(self) -> None:
         sampling = pb.SamplingParams(
-            temperature=self.temperature, seed=self.number, max_tokens=NUM_TOKENS, min_tokens=NUM_TOKENS // 2, ignore_eos=True
+            temperature=self.temperature,
+            frequency_penalty=self.frequency_penalty,
+            seed=self.number,
+            max_tokens=NUM_TOKENS,
+            min_tokens=NUM_TOKENS // 2,
+            ignore_eos=True,
         )
         request = pb.GenerateRequest(model=MODEL, token_ids=pb.TokenIds(ids=self.prompt), sampling=sampling)
         with grpc.insecure_channel(self.fleet.grpc, options=[("grpc.use_local_subchannel_pool", 1)]) as channel:
@@ -73,6 +83,7 @@ class Client:
 
     def _over_http(self) -> None:
         body = {"model": MODEL, "prompt": self.prompt, "temperature": self.temperature, "seed": self.number, "max_tokens": NUM_TOKENS}
+        body["frequency_penalty"] = self.frequency_penalty
         with httpx.stream(
             "POST", f"http://{self.fleet.http}/v1/completions", json=body | {"ignore_eos": True, "stream": True}, timeout=240
         ) as response:
