@@ -14,8 +14,9 @@ from hypothesis import settings
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-from gateway_harness import Stack, start_stack
+from gateway_harness import EMPTY, Stack, start_stack
 from gateway_model import make_model_folder
+from gateway_worker import ScriptedWorker
 
 # How long one example takes says nothing on a machine that is shared.
 settings.register_profile("gateway", deadline=None)
@@ -64,3 +65,21 @@ async def plain(stack_of: Callable[..., Any]) -> Stack:
     """A gateway with one plain server."""
     stack: Stack = await stack_of(plain=1)
     return stack
+
+
+@pytest.fixture
+async def start(stack_of: Callable[..., Any]) -> Callable[..., Any]:
+    """A gateway that knows nobody, and workers that it has not heard of."""
+
+    async def make(*roles: str, **settings: Any) -> tuple[Stack, list[ScriptedWorker]]:
+        seed: Stack = await stack_of(plain=1)  # for its words and what its workers share
+        stack: Stack = await stack_of(**(EMPTY | settings))
+        shared = seed.workers[0].shared
+        started = []
+        for number, role in enumerate(roles):
+            one = ScriptedWorker(role, shared, f"{role}-{number}", vocab_size=stack.tokenizer.vocab_size)
+            started.append(await one.start())
+        stack.workers.extend(started)
+        return stack, started
+
+    return make

@@ -24,6 +24,8 @@ from baton.wire.status import failure_from_error
 from baton.wire.v1 import common_pb2, fleet_pb2, inference_pb2, inference_pb2_grpc, worker_pb2
 
 MODEL = "tiny"
+#: Settings of a gateway that knows no server.
+EMPTY = {"prefill": 0, "decode": 0, "registration": True, "wait_ready": False}
 
 SamplingParams = inference_pb2.SamplingParams
 
