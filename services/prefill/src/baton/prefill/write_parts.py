@@ -22,14 +22,15 @@ def parts_of(queue: int, layers: Sequence[int], posts: npt.NDArray[np.int64], fi
     if not len(posts):
         return []
     starts = [start for start in _starts(layers) if start < len(posts)]
-    begins = np.minimum.reduceat(posts[:, 0], starts) - first_ns
-    ends = np.maximum.reduceat(posts[:, 1], starts) - first_ns
-    sizes = np.add.reduceat(posts[:, 2], starts)
+    begins = (np.minimum.reduceat(posts[:, 0], starts) - first_ns) / 1e9
+    durations = (np.maximum.reduceat(posts[:, 1], starts) - first_ns) / 1e9 - begins
+    times = zip(begins.tolist(), durations.tolist(), np.add.reduceat(posts[:, 2], starts).tolist(), strict=True)
     parts = []
-    for index, (start, stop) in enumerate(zip(starts, [*starts[1:], len(layers)], strict=True)):
-        first, last = min(layers[start:stop]), max(layers[start:stop])
-        begin, end, size = int(begins[index]), int(ends[index]), int(sizes[index])
-        parts.append(TransferPart(queue, first, last - first + 1, begin / 1e9, (end - begin) / 1e9, size))
+    for start, stop, (begin_s, duration_s, num_bytes) in zip(starts, [*starts[1:], len(layers)], times, strict=True):
+        first, last = layers[start], layers[stop - 1]
+        if last - first != stop - start - 1:  # several chunks
+            first, last = min(layers[start:stop]), max(layers[start:stop])
+        parts.append(TransferPart(queue, first, last - first + 1, begin_s, duration_s, num_bytes))
     return parts
 
 
