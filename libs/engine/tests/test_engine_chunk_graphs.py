@@ -64,7 +64,7 @@ class Side:
 
     def run(self, slices, given_up=None):
         found = self._prompts.run(slices, self.layers.append, given_up)
-        return None if found is None else found.tolist()
+        return None if found is None else found.tokens.tolist()
 
 
 def sequences(lengths):
