@@ -10,7 +10,8 @@ cd "$(dirname "$0")/../.."
 model=benchmarks/gpu/qwen3-8b
 . benchmarks/gpu/parts.sh
 part kernels-correct 240 env BATON_KERNELS_DEVICE=cuda "${pytest[@]}" libs/kernels
-part engine-correct 180 env BATON_ENGINE_DEVICE=cuda:0 "${pytest[@]}" libs/engine/tests/test_engine_device.py
+part engine-correct 180 env BATON_ENGINE_DEVICE=cuda:0 "${pytest[@]}" libs/engine/tests/test_engine_device.py libs/engine/tests/test_engine_chunk_graphs.py \
+    libs/engine/tests/test_engine_penalties.py
 part engine 120 python3 benchmarks/gpu/engine.py --model $model --json "$out/engine.json"
 part engine-unchained 120 python3 benchmarks/gpu/engine.py --model $model --unchained --json "$out/engine-unchained.json"
 part engine-deterministic 120 python3 benchmarks/gpu/engine.py --model $model --deterministic --json "$out/engine-deterministic.json"
@@ -20,5 +21,5 @@ part handoff 180 python3 benchmarks/gpu/handoff.py --model $model --json "$out/h
 part kernels 120 python3 benchmarks/gpu/kernels.py
 part transfer 120 python3 -m baton.kvtransfer.bench.gpu --repeats 3
 part peers 480 python3 benchmarks/gpu/peers.py --model $model ${vllm:+--vllm-path "$vllm"} --json "$out/peers.json"
-python3 benchmarks/gpu/beside.py "$out"
+part beside 60 python3 benchmarks/gpu/beside.py "$out"
 exit $failed

@@ -4,8 +4,10 @@
 
 Dummy weights, one request at a time, split and plain in turns. Where all servers share one GPU, the line says so; with --decode-device decode has
 one of its own. Printed: TTFT at the gateway and its ratio to plain (target 1.05, apart 1.03), what of the transfer is exposed after prefill's last
-layer (target 3 ms), with layers handed over as they are computed and, for comparison, all at the end. With --digest all, decode compares a digest
-of every landed page.
+layer (target 3 ms; from when prefill's host has read the first token, after the last layer, until the pages are landed), when the second token comes
+after the first (that is hand-off, admission and one decode step, for plain one decode step), with layers handed over as they are computed and, for
+comparison, all at the end. The split's answers are compared with plain's; with --deterministic they must be equal. With --digest all, decode compares
+a digest of every landed page.
 """
 
 from __future__ import annotations
@@ -58,7 +60,11 @@ def states(timings: list[RequestTiming]) -> dict[str, float]:
     return {state: middle(durations) for state, durations in spans.items()}
 
 
-def show(found: dict[str, list[RequestTiming]], prompt_len: int, where: str, target: float, lines: list[dict]) -> bool:
+def equal_answers(one: list[RequestTiming], other: list[RequestTiming]) -> int:
+    return sum(mine.token_ids == theirs.token_ids for mine, theirs in zip(one, other, strict=True))
+
+
+def show(found: dict[str, list[RequestTiming]], prompt_len: int, where: str, target: float, deterministic: bool, lines: list[dict]) -> bool:
     plain = found["plain"]
     good = True
     for name in ("split", "at the end"):
@@ -72,17 +78,22 @@ def show(found: dict[str, list[RequestTiming]], prompt_len: int, where: str, tar
             "exposed_ms": exposed, "bytes": moved.bytes, "puts": moved.puts, "transport": moved.transport, "busy_ms": busy,
             "itl_ms": middle([each.itl_ms or 0 for each in timings]), "plain_itl_ms": middle([each.itl_ms or 0 for each in plain]),
         }  # fmt: skip
+        line["second_ms"], line["plain_second_ms"] = (middle([each.second_ms or 0 for each in those]) for those in (timings, plain))
+        line["equal"] = equal_answers(timings, plain)
         line["states_ms"] = states(timings)
         lines.append(line)
         print(
             f"{prompt_len} tokens, {name}, {where}: TTFT {ratio.subject:.1f} ms, plain {ratio.baseline:.1f}, ratio {ratio.ratio:.3f} "
             f"(quartiles {ratio.ratio_low:.3f} to {ratio.ratio_high:.3f}); exposed {exposed:.2f} ms of {moved.bytes / 1e9:.2f} GB in {moved.puts} "
             f"puts over {moved.transport}, {busy:.1f} ms with a write under way; ITL {line['itl_ms']:.2f}, plain {line['plain_itl_ms']:.2f} ms; "
+            f"second token {line['second_ms']:.2f} ms after the first, plain {line['plain_second_ms']:.2f}; "
+            f"answers equal to plain's: {line['equal']} of {len(plain)}; "
             + ", ".join(f"{state} {took:.1f} ms" for state, took in line["states_ms"].items()),
             flush=True,
         )
         if name == "split":
-            good = ratio.ratio <= target and exposed <= EXPOSED_TARGET_MS
+            good = good and ratio.ratio <= target and exposed <= EXPOSED_TARGET_MS
+        good = good and not (deterministic and line["equal"] < len(plain))
     return good
 
 
@@ -92,7 +103,7 @@ async def measure(addresses: dict[str, str], model: str, given: argparse.Namespa
     try:
         good = True
         for prompt_len in (int(each) for each in given.prompts.split(",")):
-            good = show(await rounds(clients, prompt_len, given.rounds), prompt_len, where, target, lines) and good
+            good = show(await rounds(clients, prompt_len, given.rounds), prompt_len, where, target, given.deterministic, lines) and good
         return good
     finally:
         for client in clients.values():
@@ -106,6 +117,7 @@ def main() -> int:
     parser.add_argument("--decode-device", help="of decode, where it has one of its own")
     parser.add_argument("--digest", choices=("off", "sample", "all"), default="off")
     parser.add_argument("--dtype", default="bfloat16")
+    parser.add_argument("--deterministic", action="store_true", help="servers in their deterministic mode: the answers must be equal")
     parser.add_argument("--kv-bytes", type=int, default=6 << 30)
     parser.add_argument("--prompts", default="1024,8192")
     parser.add_argument("--rounds", type=int, default=9)
@@ -115,7 +127,7 @@ def main() -> int:
     longest = max(int(each) for each in given.prompts.split(","))
     flags = (
         f"--dtype={given.dtype}", "--load-format=dummy", f"--kv-bytes={given.kv_bytes}", "--max-running=8",
-        f"--max-batched-tokens={longest}", f"--max-model-len={longest + 256}",
+        f"--max-batched-tokens={longest}", f"--max-model-len={longest + 256}", *(("--deterministic",) if given.deterministic else ()),
     )  # fmt: skip
     places = {"worker_flags": (f"--device={given.device}", *flags), "decode_flags": (f"--device={given.decode_device or given.device}",)}
     kinds = {"split": (Topology.SPLIT, ()), "plain": (Topology.PLAIN, ()), "at the end": (Topology.SPLIT, ("--no-layerwise",))}

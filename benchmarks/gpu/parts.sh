@@ -9,5 +9,5 @@ part() { # name, seconds, command
     [[ -z $wanted || " $wanted " == *" $name "* ]] || return 0
     echo "== $name"
     timeout "$limit" "$@" > "$out/$name.txt" 2>&1 || { failed=$((failed + 1)); echo "== $name: status $?"; }
-    tail -n 25 "$out/$name.txt"
+    tail -n 60 "$out/$name.txt"
 }

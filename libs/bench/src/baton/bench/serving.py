@@ -12,9 +12,11 @@ from baton.wire.v1 import inference_pb2, inference_pb2_grpc
 
 @dataclass(frozen=True)
 class RequestTiming:
-    """`ttft_ms`: from the call to the first token; `itl_ms`: mean time between tokens after it, None with fewer than two tokens."""
+    """`ttft_ms`: from the call to the first token; `second_ms`: from there to the second; `itl_ms`: mean time between tokens. Both None
+    with one token."""
 
     ttft_ms: float
+    second_ms: float | None
     itl_ms: float | None
     total_ms: float
     token_ids: tuple[int, ...]
@@ -42,7 +44,7 @@ class ServingClient:
         """Exactly `num_tokens` greedy tokens, past any end-of-sequence token. Raises grpc.aio.AioRpcError, ValueError for a short answer."""
         request = self._request(prompt_ids, num_tokens)
         started_s = time.perf_counter()
-        first_s = last_s = None
+        first_s = second_s = last_s = None
         ids: list[int] = []
         report = inference_pb2.RoomReport()
         async for part in self._stub.Generate(request):
@@ -50,13 +52,15 @@ class ServingClient:
                 last_s = time.perf_counter()
                 first_s = first_s or last_s
                 ids.extend(part.token_ids)
+                second_s = second_s or (last_s if len(ids) > 1 else None)
             if part.HasField("report"):
                 report = part.report
         ended_s = time.perf_counter()
         if first_s is None or last_s is None or len(ids) != num_tokens:
             raise ValueError(f"asked for {num_tokens} tokens, received {len(ids)}")
         itl_ms = 1000 * (last_s - first_s) / (num_tokens - 1) if num_tokens > 1 else None
-        return RequestTiming(1000 * (first_s - started_s), itl_ms, 1000 * (ended_s - started_s), tuple(ids), report)
+        second_ms = None if second_s is None else 1000 * (second_s - first_s)
+        return RequestTiming(1000 * (first_s - started_s), second_ms, itl_ms, 1000 * (ended_s - started_s), tuple(ids), report)
 
     def _request(self, prompt_ids: Sequence[int], num_tokens: int) -> inference_pb2.GenerateRequest:
         sampling = inference_pb2.SamplingParams(temperature=0.0, max_tokens=num_tokens, ignore_eos=True)
