@@ -133,13 +133,18 @@ def test_the_fingerprint_sees_what_matters(folder, tiny):
     assert base != fingerprint(folder, "other", model, config)
     assert fingerprint(folder, "tiny", model, EngineConfig(num_pages=8, dtype="bfloat16")).dtype == "bfloat16"
     assert fingerprint(folder, "tiny", model, EngineConfig(num_pages=8, page_size=32)).page_size == 32
-    (folder / "extra.safetensors").write_bytes(b"x")
+    (folder / "extra.safetensors").symlink_to("nowhere")  # nothing is read from it
+    assert fingerprint(folder, "tiny", model, config) == base
+    with (folder / "model.safetensors").open("ab") as file:
+        file.write(b"x")
     assert fingerprint(folder, "tiny", model, config).weights != base.weights
-    (folder / "extra.safetensors").unlink()
+    (folder / "model.safetensors").unlink()
+    shutil.copy(tiny.folder / "model.safetensors", folder)
+    assert fingerprint(folder, "tiny", model, config) == base
     edit(folder, rms_norm_eps=1e-4)
     assert fingerprint(folder, "tiny", model, config).weights != base.weights
     (folder / "model.safetensors").unlink()
-    with pytest.raises(WeightsError, match=r"no \*\.safetensors"):
+    with pytest.raises(WeightsError, match=r"model\.safetensors: not found"):
         fingerprint(folder, "tiny", model, config)
 
 
@@ -153,6 +158,7 @@ def test_the_fingerprint_sees_what_matters(folder, tiny):
         ({"num_pages": 4, "max_running": 9, "max_num_batched_tokens": 8}, "max_running = 9"),
         ({"num_pages": 4, "growth_tokens": -1}, "growth_tokens = -1"),
         ({"num_pages": 4, "num_threads": 0}, "num_threads = 0"),
+        ({"num_pages": 4, "num_threads": 4097}, "num_threads = 4097: must be at most 4096"),
     ],
 )
 def test_settings_out_of_range_name_themselves(settings, words):

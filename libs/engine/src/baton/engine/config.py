@@ -10,6 +10,9 @@ from baton.engine.model_config import ModelConfig
 
 ITEMSIZES = {"float32": 4, "bfloat16": 2}
 
+#: More than one host has processors; OpenMP ends the process when it cannot start as many threads as it was told to.
+MOST_THREADS = 4096
+
 
 @dataclass(frozen=True, slots=True)
 class EngineConfig:
@@ -56,6 +59,8 @@ class EngineConfig:
             value = getattr(self, field)
             if value is not None and value < 1:
                 raise InvalidSettingError(field, value, "must be at least 1")
+        if self.num_threads is not None and self.num_threads > MOST_THREADS:
+            raise InvalidSettingError("num_threads", self.num_threads, f"must be at most {MOST_THREADS}")
         for field in ("growth_tokens", "max_passes"):
             if getattr(self, field) < 0:
                 raise InvalidSettingError(field, getattr(self, field), "must be at least 0")

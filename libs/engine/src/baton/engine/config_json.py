@@ -8,21 +8,30 @@ from pathlib import Path
 from typing import Any, NoReturn, cast
 
 from baton.engine.errors import ModelConfigError
+from baton.engine.folder_file import why_unreadable
 
 CONFIG_FILE = "config.json"
+
+#: No count of a model reaches it; sizes made of such counts are still exact and quick to compute.
+MOST_OF_ANYTHING = 1 << 31
+
+#: Characters of a wrong value in a message.
+_MOST_SHOWN = 300
 
 
 def read_config_json(folder: str | Path) -> tuple[dict[str, Any], Path]:
     """The object in `folder`/config.json, and the file. Raises ModelConfigError when there is none."""
     file = Path(folder) / CONFIG_FILE
+    why = why_unreadable(file)
+    if why is not None:
+        raise ModelConfigError(file, f"{why}; a Hugging Face model folder holds config.json and *.safetensors")
     try:
         raw = json.loads(file.read_text(encoding="utf-8"))
-    except FileNotFoundError as error:
-        raise ModelConfigError(file, "file", None, "not found; a Hugging Face model folder holds config.json and *.safetensors") from error
-    except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
-        raise ModelConfigError(file, "file", None, f"cannot be read as JSON: {error}") from error
+    # ValueError: not UTF-8, not JSON, or a number of more digits than Python reads. RecursionError: nested without end.
+    except (OSError, ValueError, RecursionError) as error:
+        raise ModelConfigError(file, f"cannot be read as JSON: {error}") from error
     if not isinstance(raw, dict):
-        raise ModelConfigError(file, "file", type(raw).__name__, "must be a JSON object")
+        raise ModelConfigError(file, "must be a JSON object")
     return raw, file
 
 
@@ -35,20 +44,23 @@ class Fields:
         self._prefix = prefix
 
     def fail(self, field: str, value: object, expected: str) -> NoReturn:
-        raise ModelConfigError(self._file, self._prefix + field, value, expected)
+        shown = repr(value)
+        if len(shown) > _MOST_SHOWN:
+            shown = f"{shown[:_MOST_SHOWN]} ..."
+        raise ModelConfigError(self._file, f"{self._prefix}{field} = {shown}: {expected}", self._prefix + field)
 
-    def count(self, field: str, default: int | None = None, least: int = 1) -> int:
-        """A whole number of at least `least`."""
+    def count(self, field: str, default: int | None = None, least: int = 1, most: int = MOST_OF_ANYTHING) -> int:
+        """A whole number of at least `least` and at most `most`."""
         value = self._value(field, default)
-        if not isinstance(value, int) or isinstance(value, bool) or value < least:
-            self.fail(field, value, f"must be a whole number of at least {least}")
+        if not isinstance(value, int) or isinstance(value, bool) or not least <= value <= most:
+            self.fail(field, value, f"must be a whole number of at least {least} and at most {most}")
         return value
 
-    def number(self, field: str, default: float | None = None) -> float:
-        """A number above 0."""
+    def number(self, field: str, default: float | None = None, least: float = 1e-6, most: float = 1e6) -> float:
+        """A number of at least `least`, which is above 0, and at most `most`: never infinite, nor too small or large for float32."""
         value = self._value(field, default)
-        if not isinstance(value, (int, float)) or isinstance(value, bool) or not value > 0:
-            self.fail(field, value, "must be a number above 0")
+        if not isinstance(value, (int, float)) or isinstance(value, bool) or not least <= value <= most:
+            self.fail(field, value, f"must be a number above 0, of at least {least:g} and at most {most:g}")
         return float(value)
 
     def flag(self, field: str, default: bool) -> bool:

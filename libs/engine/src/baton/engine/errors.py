@@ -37,10 +37,10 @@ class ModelFolderError(EngineError):
 
 
 class ModelConfigError(ModelFolderError):
-    """config.json is missing, unreadable, or describes a model that this engine does not run."""
+    """config.json is missing, unreadable, or describes a model that this engine does not run. field: where one is to blame."""
 
-    def __init__(self, file: Path, field: str, value: object, expected: str) -> None:
-        super().__init__(file, f"{field} = {value!r}: {expected}")
+    def __init__(self, file: Path, message: str, field: str | None = None) -> None:
+        super().__init__(file, message)
         self.field = field
 
 

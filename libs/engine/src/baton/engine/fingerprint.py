@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from baton.engine.config import EngineConfig
-from baton.engine.errors import WeightsError
 from baton.engine.layout import LAYOUT_NAME
 from baton.engine.model_config import CONFIG_FILE, ModelConfig
+from baton.engine.weight_files import weight_files
 
 #: Raised whenever the meaning of a page's bytes changes. 1: keys are rotated in interleaved pairs (see models/llama.py).
 PROTOCOL_VERSION = 1
@@ -46,17 +46,15 @@ def fingerprint(folder: str | Path, model_name: str, model: ModelConfig, config:
 
 
 def weights_digest(folder: str | Path, load_format: str = "auto") -> str:
-    """SHA-256 (hex) over config.json and the name and size of every *.safetensors file. Raises WeightsError when there is none.
+    """SHA-256 (hex) over config.json and the name and size of every file that weights are read from. Raises WeightsError for one that cannot be.
 
     Dummy weights follow from config.json, so two servers that load a folder as "dummy" match each other, and no server with the real ones.
     """
     folder = Path(folder)
     if load_format == "dummy":
         return hashlib.sha256((folder / CONFIG_FILE).read_bytes() + b"\0dummy").hexdigest()
-    files = sorted(folder.glob("*.safetensors"))
-    if not files:
-        raise WeightsError(folder, "holds no *.safetensors file")
+    files = weight_files(folder)
     digest = hashlib.sha256((folder / CONFIG_FILE).read_bytes())
     for file in files:
-        digest.update(f"\0{file.name}\0{file.stat().st_size}".encode())
+        digest.update(f"\0{file.relative_to(folder)}\0{file.stat().st_size}".encode())
     return digest.hexdigest()

@@ -93,11 +93,12 @@ def device_need(model: ModelConfig, config: EngineConfig, degree: int = 1) -> Me
     )
 
 
-def require_memory(need: MemoryNeed, free_bytes: int, place: str, page_bytes: int, degree: int = 1) -> None:
+def require_memory(need: MemoryNeed, free_bytes: int, place: str, page_bytes: int, degree: int = 1, file: Path | None = None) -> None:
     """Raises InsufficientMemoryError when `need` is more than `free_bytes`.
 
     place: what is short ("cpu", "cuda:0"). page_bytes: of one page over all layers, the least that a pool can be. degree: devices that the pool
-    is divided among, of which `place` is one: `need` is its share, settings and page_bytes are of the whole.
+    is divided among, of which `place` is one: `need` is its share, settings and page_bytes are of the whole. file: the config.json that the sizes
+    are of, named where no setting is to blame.
     """
     if need.total <= free_bytes:
         return
@@ -111,7 +112,8 @@ def require_memory(need: MemoryNeed, free_bytes: int, place: str, page_bytes: in
     elif need.weights + need.tables + page_bytes // degree <= free_bytes:
         remedy = "lower max_num_batched_tokens and max_running, then kv_bytes or num_pages"
     else:
-        remedy = "the weights alone do not leave room for a page: a smaller dtype, a smaller model or more memory is needed"
+        model = "" if file is None else f" (its sizes are those in {file})"
+        remedy = f"the weights alone do not leave room for a page: a smaller dtype, a smaller model{model} or more memory is needed"
     raise InsufficientMemoryError(f"memory of {place}: {parts}, but {_shown(free_bytes)} are free; {remedy}")
 
 

@@ -13,6 +13,11 @@ from baton.engine.rope_config import RopeConfig, parse_rope
 
 __all__ = ["CONFIG_FILE", "FAMILIES", "ModelConfig", "MoeConfig", "RopeConfig", "load_model_config", "parse_model_config"]
 
+#: Far above any model. What is reckoned for each tensor of a model (memory, names) must end in seconds, also for nonsense.
+MOST_LAYERS = 4096
+MOST_EXPERTS = 65536
+MOST_EXPERTS_OF_ALL_LAYERS = 1 << 18
+
 
 class WindowRule(enum.Enum):
     """Which layers of a family have a sliding window. NEVER: none, and config.json must not ask for one. ALWAYS: all, unless
@@ -67,9 +72,9 @@ FAMILIES = {
     "LlamaForCausalLM": Family(mlp_bias=True),
     "MistralForCausalLM": Family(qkv_bias=False, windows=WindowRule.ALWAYS, default_window=4096),
     "MixtralForCausalLM": Family(qkv_bias=False, windows=WindowRule.ALWAYS, default_theta=1e6, default_norm_eps=1e-5, experts=_MIXTRAL_EXPERTS),
-    "Qwen2ForCausalLM": Family(qkv_bias=True, windows=WindowRule.SWITCHED_TAIL),
-    "Qwen3ForCausalLM": Family(qk_norm=True, windows=WindowRule.SWITCHED_TAIL, default_head_dim=128),
-    "Qwen3MoeForCausalLM": Family(qk_norm=True, windows=WindowRule.SWITCHED_ALL, experts=_QWEN_EXPERTS),
+    "Qwen2ForCausalLM": Family(qkv_bias=True, windows=WindowRule.SWITCHED_TAIL, default_window=4096),
+    "Qwen3ForCausalLM": Family(qk_norm=True, windows=WindowRule.SWITCHED_TAIL, default_window=4096, default_head_dim=128),
+    "Qwen3MoeForCausalLM": Family(qk_norm=True, windows=WindowRule.SWITCHED_ALL, default_window=4096, experts=_QWEN_EXPERTS),
 }
 
 
@@ -136,7 +141,7 @@ def parse_model_config(raw: Mapping[str, Any], file: Path) -> ModelConfig:
     num_kv_heads = fields.count("num_key_value_heads", num_heads)
     if num_heads % num_kv_heads:
         fields.fail("num_key_value_heads", num_kv_heads, f"must divide num_attention_heads ({num_heads})")
-    num_layers = fields.count("num_hidden_layers")
+    num_layers = fields.count("num_hidden_layers", most=MOST_LAYERS)
     rope, max_model_len = parse_rope(fields, family.default_theta, fields.count("max_position_embeddings"))
     attention_bias = fields.flag("attention_bias", False)
     return ModelConfig(
@@ -149,7 +154,7 @@ def parse_model_config(raw: Mapping[str, Any], file: Path) -> ModelConfig:
         num_kv_heads=num_kv_heads,
         head_dim=_head_dim(fields, family, num_heads),
         max_model_len=max_model_len,
-        rms_norm_eps=fields.number("rms_norm_eps", family.default_norm_eps),
+        rms_norm_eps=fields.number("rms_norm_eps", family.default_norm_eps, least=1e-12, most=1.0),
         rope=rope,
         tie_embeddings=fields.flag("tie_word_embeddings", False),
         qkv_bias=attention_bias if family.qkv_bias is None else family.qkv_bias,
@@ -163,14 +168,14 @@ def parse_model_config(raw: Mapping[str, Any], file: Path) -> ModelConfig:
 
 def _architecture(fields: Fields) -> str:
     names = fields.raw.get("architectures")
-    if not isinstance(names, list) or len(names) != 1 or names[0] not in FAMILIES:
+    if not isinstance(names, list) or len(names) != 1 or not isinstance(names[0], str) or names[0] not in FAMILIES:
         fields.fail("architectures", names, f"must name one of {', '.join(sorted(FAMILIES))}")
-    return str(names[0])
+    return names[0]
 
 
 def _refuse_unknown_shapes(fields: Fields) -> None:
     raw = fields.raw
-    if raw.get("hidden_act", "silu") != "silu":
+    if raw.get("hidden_act") not in (None, "silu"):
         fields.fail("hidden_act", raw["hidden_act"], "must be silu")
     if raw.get("quantization_config") is not None:
         fields.fail("quantization_config", raw["quantization_config"], "quantized weights are not supported; give float32, float16 or bfloat16")
@@ -201,7 +206,7 @@ def _windows(fields: Fields, family: Family, num_layers: int) -> list[int]:
         first = fields.count("max_window_layers", 28, least=0) if window and rule is WindowRule.SWITCHED_TAIL else 0
         return [window if layer >= first else 0 for layer in range(num_layers)]
     known = {"full_attention": 0, "sliding_attention": window}
-    if not isinstance(types, list) or len(types) != num_layers or any(kind not in known for kind in types):
+    if not isinstance(types, list) or len(types) != num_layers or any(not isinstance(kind, str) or kind not in known for kind in types):
         fields.fail("layer_types", types, f"must be a list of {num_layers} (num_hidden_layers) of {', '.join(known)}")
     if not window and "sliding_attention" in types:
         fields.fail("layer_types", types, "has sliding_attention, but this model has no sliding_window")
@@ -211,7 +216,7 @@ def _windows(fields: Fields, family: Family, num_layers: int) -> list[int]:
 def _moe(fields: Fields, names: ExpertNames, num_layers: int) -> MoeConfig:
     # Published Qwen3 folders say num_experts; Mixtral's, and whatever transformers 5 saves, num_local_experts.
     field = "num_experts" if fields.raw.get("num_experts") is not None else "num_local_experts"
-    num_experts = fields.count(field, 8 if names is _MIXTRAL_EXPERTS else 128)
+    num_experts = fields.count(field, 8 if names is _MIXTRAL_EXPERTS else 128, most=min(MOST_EXPERTS, MOST_EXPERTS_OF_ALL_LAYERS // num_layers))
     other = fields.count("num_local_experts", num_experts)
     if other != num_experts:
         fields.fail("num_local_experts", other, f"must be num_experts ({num_experts}) when both are given")

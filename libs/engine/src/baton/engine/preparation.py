@@ -15,7 +15,7 @@ from baton.engine.errors import InvalidSettingError
 from baton.engine.layout import KVLayout
 from baton.engine.loader import load_model, torch_device
 from baton.engine.memory import cpu_free_bytes, cpu_need, device_need, require_memory
-from baton.engine.model_config import ModelConfig, load_model_config
+from baton.engine.model_config import CONFIG_FILE, ModelConfig, load_model_config
 from baton.engine.models.llama import LlamaModel
 from baton.engine.parallel.groups import rank_devices
 from baton.engine.parallel.model import ShardedModel
@@ -23,6 +23,7 @@ from baton.engine.parallel.pool import ShardedPool
 from baton.engine.pool import KVPool
 from baton.engine.shard import shard_config
 from baton.engine.types import Role
+from baton.engine.weight_files import weight_files
 from baton.engine.weights import Progress
 
 #: The KV pool on a CPU when nobody says how large.
@@ -97,15 +98,19 @@ def prepare(
     first = torch_device(device)
     model_config = load_model_config(folder)
     shard_config(model_config, tensor_parallel)  # refuses a degree that does not fit this model
+    if load_format == "auto":
+        weight_files(Path(folder))  # a file that is not there is told before minutes of reading the others
     places = rank_devices(first, tensor_parallel)
+    file = Path(folder) / CONFIG_FILE
     open_size = config.num_pages is None and config.kv_bytes is None
     if places[0].type == "cpu":
         config = replace(config, kv_bytes=CPU_KV_BYTES) if open_size else config
-        require_memory(cpu_need(model_config, config, role, tensor_parallel), cpu_free_bytes(), device, _page_bytes(model_config, config))
+        need = cpu_need(model_config, config, role, tensor_parallel)
+        require_memory(need, cpu_free_bytes(), device, _page_bytes(model_config, config), file=file)
     else:
         at_least = replace(config, num_pages=1) if open_size else config
         for place in places:
-            _require_on_device(model_config, at_least, place, memory_fraction, tensor_parallel)
+            _require_on_device(model_config, at_least, place, memory_fraction, tensor_parallel, file)
     model = load_model(
         folder,
         config.dtype,
@@ -131,8 +136,8 @@ def _usable(place: torch.device, memory_fraction: float) -> int:
     return max(0, free - int((1 - memory_fraction) * total) - GRAPH_BYTES)
 
 
-def _require_on_device(model: ModelConfig, config: EngineConfig, place: torch.device, memory_fraction: float, degree: int) -> None:
-    require_memory(device_need(model, config, degree), _usable(place, memory_fraction), str(place), _page_bytes(model, config), degree)
+def _require_on_device(model: ModelConfig, config: EngineConfig, place: torch.device, memory_fraction: float, degree: int, file: Path) -> None:
+    require_memory(device_need(model, config, degree), _usable(place, memory_fraction), str(place), _page_bytes(model, config), degree, file)
 
 
 def _kv_bytes(model: ModelConfig, config: EngineConfig, place: torch.device, memory_fraction: float, degree: int) -> int:

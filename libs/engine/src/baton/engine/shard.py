@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Iterable
 
 import torch
@@ -14,6 +15,9 @@ from baton.engine.model_config import ModelConfig
 from baton.engine.weights import Part, Reader
 
 FIELD = "tensor_parallel"
+
+#: Of one group; more GPUs than one host has.
+MOST_RANKS = 64
 
 
 def shard_config(config: ModelConfig, degree: int) -> ModelConfig:
@@ -30,9 +34,10 @@ def shard_config(config: ModelConfig, degree: int) -> ModelConfig:
         divided["intermediate_size"] = config.intermediate_size
     if moe is not None:
         divided["the experts' intermediate_size"] = moe.intermediate_size
+    common = math.gcd(*divided.values())
     for name, size in divided.items():
         if size % degree:
-            fitting = ", ".join(str(number) for number in range(1, size + 1) if all(other % number == 0 for other in divided.values()))
+            fitting = ", ".join(str(number) for number in range(1, min(common, MOST_RANKS) + 1) if common % number == 0)
             raise InvalidSettingError(FIELD, degree, f"must divide {name} ({size}); this model takes {fitting}")
     return dataclasses.replace(
         config,

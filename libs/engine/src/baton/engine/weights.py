@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import json
+import logging
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,9 +14,18 @@ from torch import Tensor
 
 from baton.engine.errors import WeightsError
 from baton.engine.inventory import TensorSpec
+from baton.engine.weight_files import INDEX_FILE, SINGLE_FILE, read_index, require_weights
 
-INDEX_FILE = "model.safetensors.index.json"
-SINGLE_FILE = "model.safetensors"
+#: Names under it are a layer's; each must be one that the model reads.
+_LAYERS = "model.layers."
+
+#: What old folders keep beside a layer's weights although it follows from config.json.
+_DERIVED = ".rotary_emb.inv_freq"
+
+_HEAD = "lm_head.weight"
+_EMBEDDING = "model.embed_tokens.weight"
+_ROWS_COMPARED = 4096
+
 #: Bytes of one number by safetensors' name; these are also the types that are read.
 _ITEMSIZES = {"F32": 4, "F16": 2, "BF16": 2}
 
@@ -37,7 +46,8 @@ class Reader(Protocol):
     """Where a model's tensors come from."""
 
     def check(self, specs: Iterable[TensorSpec]) -> None:
-        """Raises WeightsError for the first tensor that is missing, misshapen or of a wrong type; reads headers only."""
+        """`specs`: all that the model will read. Raises WeightsError for the first tensor that is missing, misshapen or of a wrong type, or that
+        belongs to a layer although the model has no use for it."""
 
     def read(self, name: str, shape: tuple[int, ...], device: torch.device | str | None = None, part: Part | None = None) -> Tensor:
         """The tensor, or `part` of it, in the model's dtype and contiguous on `device` (None: the CPU), owned by the caller.
@@ -59,8 +69,10 @@ class WeightReader:
         self._num_bytes_read = 0
         self._num_bytes_wanted = 0
         self._handles: dict[tuple[Path, str], Any] = {}
-        self._index = self._folder / INDEX_FILE
-        self._files = self._read_index() if self._index.exists() else self._read_single()
+        places = read_index(self._folder)
+        #: Where the list of all tensors is: what a missing one is missing from.
+        self._list = self._folder / (SINGLE_FILE if places is None else INDEX_FILE)
+        self._files = dict.fromkeys(self._open(self._list, "cpu").keys(), self._list) if places is None else places
 
     def __enter__(self) -> Self:
         return self
@@ -69,7 +81,19 @@ class WeightReader:
         self._handles.clear()
 
     def check(self, specs: Iterable[TensorSpec]) -> None:
-        self._num_bytes_wanted = sum(_stored_bytes(self._header(spec.name, spec.shape, "cpu")) for spec in specs)
+        self._num_bytes_wanted = 0
+        wanted = set()
+        for spec in specs:
+            self._num_bytes_wanted += _stored_bytes(self._header(spec.name, spec.shape, "cpu"))
+            wanted.add(spec.name)
+        for name, file in self._files.items():
+            if name.startswith(_LAYERS) and not name.endswith(_DERIVED) and name not in wanted:
+                raise WeightsError(
+                    file, f"tensor {name} has no place in the model that config.json describes; with it left out answers would be wrong"
+                )
+        if _HEAD in self._files and _HEAD not in wanted and not self._head_is_embedding():
+            why = f"tensor {_HEAD} differs from {_EMBEDDING}, but config.json has tie_word_embeddings true: it is not used"
+            logging.getLogger(__name__).warning("%s: %s", self._files[_HEAD], why)
 
     def read(self, name: str, shape: tuple[int, ...], device: torch.device | str | None = None, part: Part | None = None) -> Tensor:
         place = "cpu" if device is None else str(device)
@@ -88,8 +112,7 @@ class WeightReader:
         """safetensors' slice of the whole tensor, its shape and type checked."""
         file = self._files.get(name)
         if file is None:
-            where = self._index if self._index.exists() else self._folder / SINGLE_FILE
-            raise WeightsError(where, f"tensor {name} is missing; expected shape {list(shape)}")
+            raise WeightsError(self._list, f"tensor {name} is missing; expected shape {list(shape)}")
         handle = self._open(file, place)
         try:
             header = handle.get_slice(name)
@@ -105,24 +128,23 @@ class WeightReader:
     def _open(self, file: Path, place: str) -> Any:
         key = (file, place)
         if key not in self._handles:
+            require_weights(file)
             try:
                 self._handles[key] = safe_open(file, framework="pt", device=place)
             except (OSError, SafetensorError) as error:
                 raise WeightsError(file, f"cannot be read as safetensors: {error}") from error
         return self._handles[key]
 
-    def _read_single(self) -> dict[str, Path]:
-        file = self._folder / SINGLE_FILE
-        if not file.exists():
-            raise WeightsError(file, f"not found, nor is {INDEX_FILE}; weights must be safetensors")
-        return dict.fromkeys(self._open(file, "cpu").keys(), file)
-
-    def _read_index(self) -> dict[str, Path]:
+    def _head_is_embedding(self) -> bool:
+        """Whether the two are equal in every number; read in blocks of rows."""
         try:
-            places = json.loads(self._index.read_text(encoding="utf-8"))["weight_map"]
-            return {str(name): self._folder / str(file) for name, file in places.items()}
-        except (OSError, UnicodeDecodeError, json.JSONDecodeError, KeyError, TypeError, AttributeError) as error:
-            raise WeightsError(self._index, f"cannot be read as an index with a weight_map: {error!r}") from error
+            head, embedding = (self._open(self._files[name], "cpu").get_slice(name) for name in (_HEAD, _EMBEDDING))
+        except SafetensorError as error:
+            raise WeightsError(self._files[_HEAD], f"tensor {_HEAD} is missing although {INDEX_FILE} places it here") from error
+        if head.get_shape() != embedding.get_shape() or head.get_dtype() != embedding.get_dtype():
+            return False
+        blocks = (slice(row, row + _ROWS_COMPARED) for row in range(0, head.get_shape()[0], _ROWS_COMPARED))
+        return all(torch.equal(head[block], embedding[block]) for block in blocks)
 
 
 def _stored_bytes(header: Any) -> int:

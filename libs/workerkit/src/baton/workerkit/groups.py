@@ -45,7 +45,7 @@ class EngineSettings(SettingsGroup):
     max_rooms: int = Field(default=1024, ge=1, le=65536, description="Rooms that may be open at once; one more is refused.")
     max_running: int = Field(default=64, ge=1, description="Most sequences of one decode step.")
     max_batched_tokens: int = Field(default=1024, ge=1, description="Most tokens of one step, prompt chunks and answers together.")
-    threads: int | None = Field(default=None, ge=1, description="CPU threads of the engine's arithmetic; torch's default when not set.")
+    threads: int | None = Field(default=None, ge=1, le=4096, description="CPU threads of the engine's arithmetic; torch's default when not set.")
     stall_limit_s: float = Field(default=30.0, gt=0, description="Seconds without progress, while there is work, after which health is NOT_SERVING.")
 
     def served_name(self) -> str:
