@@ -127,24 +127,30 @@ def logits(model: DeviceModel, tokens: list[int], mode: Mode) -> torch.Tensor:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("family", FAMILIES)
 def test_logits_of_families(tmp_path, family, dtype, mode):
-    """float32: within 1e-5 of transformers'. bfloat16: as near to transformers' float32 as its own bfloat16 is, within a quarter: what is left
-    is rounding to 8 bits at other places. Of each token the root mean square, of those of several prompts the median: where experts are a near tie,
-    rounding may send a token to another one, and all later tokens of its prompt see it."""
+    """Of each token's logits the relative root mean square error. float32: rounding only, on every token. bfloat16: as near to transformers'
+    float32 as its own bfloat16 is, within a quarter: what is left is rounding to 8 bits at other places. That holds for nearly all tokens of a
+    dense model, and for its worst one within a factor of two; with experts only in the middle, because where two are a near tie rounding may send
+    a token to another one, and all later tokens of its prompt see it."""
     reference = make_reference(tmp_path, family, **EXTRA.get(family, {}))
     asked = prompts([45] * (1 if dtype is torch.float32 else 8), seed=3)
     exact = [reference.logits(tokens) for tokens in asked]
 
-    def error(found: list[torch.Tensor]) -> float:
+    def errors(found: list[torch.Tensor]) -> torch.Tensor:
         pairs = zip(found, exact, strict=True)
-        return float(torch.cat([(got - want).square().mean(dim=1) / want.square().mean(dim=1) for got, want in pairs]).sqrt().median())
+        return torch.cat([(got - want).square().mean(dim=1) / want.square().mean(dim=1) for got, want in pairs]).sqrt()
 
     model = on_device(tmp_path, dtype)
-    ours = error([logits(model, tokens, mode) for tokens in asked])
+    ours = errors([logits(model, tokens, mode) for tokens in asked])
     if dtype is torch.float32:
-        assert ours <= 1e-5
-    else:
-        reference.theirs.to(dtype)
-        assert ours <= 1.25 * error([reference.logits(tokens) for tokens in asked])
+        assert ours.median() <= 1e-5
+        assert ours.max() <= 2e-5
+        return
+    reference.theirs.to(dtype)
+    theirs = errors([reference.logits(tokens) for tokens in asked])
+    assert ours.median() <= 1.25 * theirs.median()
+    if model.config.moe is None:
+        assert ours.quantile(0.95) <= 1.25 * theirs.quantile(0.95)
+        assert ours.max() <= 2 * theirs.max()
 
 
 @pytest.mark.parametrize("family", FAMILIES)
