@@ -23,7 +23,7 @@ class ProbeSettings(ServiceSettings):
     peers: tuple[str, ...] = Field(default=(), description="Addresses.")
     digest: bool = Field(default=False, description="Check digests.")
     key: SecretStr | None = Field(default=None, description="A secret.")
-    ratio: float | None = Field(default=None, gt=0, le=1, description="A share.")
+    ratio: float | None = Field(default=None, gt=0, le=1, description="CPU share.")
 
 
 def load(argv: list[str] | None = None, **environ: str) -> ProbeSettings:
@@ -88,6 +88,13 @@ def test_a_bad_value_stops_and_is_named(environ: dict[str, str], argv: list[str]
     with pytest.raises(SettingsError) as caught:
         load(argv, **environ)
     assert said in str(caught.value)
+
+
+@pytest.mark.parametrize(("flags", "ending"), [(["--ratio", "2"], "It is CPU share."), (["--page-size", "0"], "It is tokens a page.")])
+def test_a_bad_value_is_told_with_what_it_is(flags: list[str], ending: str) -> None:
+    with pytest.raises(SettingsError) as error:
+        load(flags)
+    assert str(error.value).endswith(ending)
 
 
 def test_every_problem_is_told_at_once() -> None:

@@ -101,4 +101,5 @@ def _bad_value(setting: Setting, origin: tuple[str, str] | None, message: str) -
     hint = ""
     if value.startswith("tcp://") and name.endswith("_PORT"):
         hint = " (Kubernetes wrote this variable for a service of the same name: set enableServiceLinks: false in the pod)"
-    return f"{name}={shown}: {message}{hint}. It is {setting.description[0].lower()}{setting.description[1:]}"
+    first = setting.description[0] if setting.description[1:2].isupper() else setting.description[0].lower()  # CPU stays CPU
+    return f"{name}={shown}: {message}{hint}. It is {first}{setting.description[1:]}"
