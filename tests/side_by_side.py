@@ -92,9 +92,9 @@ class Group:
 
 
 def everything(kind: str) -> set[str]:
-    """Each room with tests, each file of tests between rooms, or where there are long ones."""
+    """Each room with tests, each file or folder of tests between rooms, or where there are long ones."""
     rooms = {str(path.parent.relative_to(ROOT)) for path in ROOT.glob("*/*/tests") if path.is_dir()}
-    between = {str(path.relative_to(ROOT)) for path in ROOT.glob("tests/test_*.py")}
+    between = {str(path.relative_to(ROOT)) for path in (*ROOT.glob("tests/test_*.py"), *(file.parent for file in ROOT.glob("tests/*/test_*.py")))}
     if kind == "long":
         # Only those that have some: the others need not be imported for it.
         return {path for path in between | {f"{room}/tests" for room in rooms} if any(b"mark.long" in file.read_bytes() for file in files_of(path))}
