@@ -29,8 +29,9 @@ async def test_one_trace_through_prefill_and_decode(fleet, leg_type, pair_type, 
         assert leg.server.stop() == 0
         spans = {span["name"]: span for span in (json.loads(text) for text in re.findall(r"^\{\n.*?^\}", leg.server.log, re.DOTALL | re.MULTILINE))}
         room = next(span for name, span in spans.items() if name.endswith(" room"))
-        assert spans.keys() - {room["name"]} == ({"transfer"} if leg is first else set())
+        assert spans.keys() - {room["name"]} == ({"transfer", "transfer part"} if leg is first else set())
         assert leg is not first or spans["transfer"]["parent_id"] == room["context"]["span_id"]
+        assert leg is not first or spans["transfer part"]["parent_id"] == spans["transfer"]["context"]["span_id"]
         assert room["context"]["trace_id"] == f"0x{trace.format_trace_id(span.get_span_context().trace_id)}"
         assert room["parent_id"] == f"0x{trace.format_span_id(span.get_span_context().span_id)}"
         assert room["attributes"]["baton.room"] == str(number)
