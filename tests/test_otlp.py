@@ -167,7 +167,8 @@ def test_what_fails_is_traced_although_its_client_did_not_ask_for_it(stack: tupl
     names = {"request", "decode room"}
     wait_for(lambda: {span.name for span in receiver.spans(late.trace_id)} >= names, 20, lambda: f"spans {receiver.spans(late.trace_id)}")
     spans = {span.name: span for span in receiver.spans(late.trace_id)}
-    assert spans.keys() == names  # prefill's part had gone well
+    # Prefill's part may have gone well before the deadline came, or not.
+    assert names <= spans.keys() <= names | {"prefill room", "transfer", "transfer part"}
     assert spans["request"].parent_id == late.parent_id
     assert spans["decode room"].parent_id == spans["request"].span_id
     assert receiver.spans(well.trace_id) == []
