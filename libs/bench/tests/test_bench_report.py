@@ -11,7 +11,7 @@ from xml.etree import ElementTree
 
 import pytest
 from bench_planned import CPU, chat, poisson, run_of
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from baton.bench.decide.record import Capacity, Cell, DecideRecord, Equality, Machine, Targets, Topology, Verdict, load, save
@@ -238,6 +238,7 @@ POINTS = st.lists(st.tuples(st.floats(0, 1e7), st.floats(0, 1e7)), max_size=40)
 
 
 @given(POINTS, st.sampled_from(["line", "steps", "dots", "dashes"]), st.booleans(), st.booleans())
+@example([(0.0, 5e-324)], "line", False, False)
 def test_whatever_was_measured_is_drawn_within_its_frame(points: list[tuple[float, float]], style: str, log_x: bool, log_y: bool) -> None:
     ordered = tuple(sorted(points))
     drawing = draw(LineChart("x", "y", (Series("s", ordered, style),), log_x=log_x, log_y=log_y, bands=((0.0, 1.0),), band_name="b"), "t")

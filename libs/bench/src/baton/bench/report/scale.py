@@ -4,6 +4,8 @@ import math
 from dataclasses import dataclass
 
 NUM_TICKS = 5
+#: Far above the smallest number there is, far below anything that is measured.
+LEAST_WIDTH = 1e-300
 
 
 @dataclass(frozen=True)
@@ -25,8 +27,8 @@ class Scale:
             return cls(low / 1.1, high * 1.1 if high > low else high * 2, start, end, True)
         low, high = (min(values), max(values)) if values else (0.0, 1.0)
         low = min(0.0, low) if from_zero else low
-        # Values that differ by less than their own rounding are one.
-        differ = high - low > 1e-9 * max(abs(low), abs(high))
+        # Values that differ by less than their own rounding, or by what has no logarithm left when it is divided, are one.
+        differ = high - low > max(1e-9 * max(abs(low), abs(high)), LEAST_WIDTH)
         return cls(low, high + 0.05 * (high - low) if differ else low + max(1.0, abs(low)), start, end)
 
     def at(self, value: float) -> float:
