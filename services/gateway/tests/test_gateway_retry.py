@@ -198,13 +198,19 @@ async def test_a_full_server_is_no_failed_one_and_another_takes_the_request(stac
     assert not any(worker.breaker.is_open for worker in stack.gateway.fleet.workers)
 
 
-async def test_a_transfer_that_failed_speaks_against_the_pair_alone(stack_of: StackOf) -> None:
-    stack = await two_by_two(stack_of)
+async def held(stack: Stack) -> tuple[Any, ScriptedWorker, ScriptedWorker]:
+    """A request of which nothing comes, and the servers that have it; what comes to any server after it goes by the book."""
     stack.script(silence, silence)
     call = stack.call()
     await call.read()
     prefill, decode = await serving(stack, "prefill"), await serving(stack, "decode")
     stack.script(by_the_book, by_the_book)
+    return call, prefill, decode
+
+
+async def test_a_transfer_that_failed_speaks_against_the_pair_alone(stack_of: StackOf) -> None:
+    stack = await two_by_two(stack_of)
+    call, prefill, decode = await held(stack)
     decode.fail(decode.starts[0].room, grpc.StatusCode.DATA_LOSS, "digest_differs", origin=common_pb2.ORIGIN_TRANSFER)
     report = (await rest(call))[-1].report
     assert (report.prefill_instance, report.decode_instance) != (prefill.instance_id, decode.instance_id)
@@ -214,11 +220,7 @@ async def test_a_transfer_that_failed_speaks_against_the_pair_alone(stack_of: St
 async def test_a_server_that_is_cut_off_from_the_gateway_speaks_against_itself(stack_of: StackOf) -> None:
     """Though it is the other server that says so: that one may be in the next pair."""
     stack = await two_by_two(stack_of)
-    stack.script(silence, silence)
-    call = stack.call()
-    await call.read()
-    prefill, decode = await serving(stack, "prefill"), await serving(stack, "decode")
-    stack.script(by_the_book, by_the_book)
+    call, prefill, decode = await held(stack)
     prefill.fail(prefill.starts[0].room, UNAVAILABLE, "gateway_lost", origin=common_pb2.ORIGIN_GATEWAY)
     report = (await rest(call))[-1].report
     assert report.decode_instance != decode.instance_id
