@@ -50,6 +50,7 @@ class WorkerInfo(_message.Message):
     DRAINING_FIELD_NUMBER: _builtins.int
     VERSION_FIELD_NUMBER: _builtins.int
     SAMPLING_LEVEL_FIELD_NUMBER: _builtins.int
+    TAKES_FORKS_FIELD_NUMBER: _builtins.int
     instance_id: _builtins.str
     role: _common_pb2.Role.ValueType
     model: _builtins.str
@@ -64,6 +65,8 @@ class WorkerInfo(_message.Message):
     """Which fields of `Sampling` it heeds: 0, those up to stop_token_ids; 1, those up to answered_tokens as well. A gateway sends it no request
     that needs others.
     """
+    takes_forks: _builtins.bool
+    """Decode, plain: takes a ForkLeg."""
     @_builtins.property
     def fingerprint(self) -> _common_pb2.KVFingerprint: ...
     @_builtins.property
@@ -82,10 +85,11 @@ class WorkerInfo(_message.Message):
         draining: _builtins.bool = ...,
         version: _builtins.str = ...,
         sampling_level: _builtins.int = ...,
+        takes_forks: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["fingerprint", b"fingerprint", "load", b"load"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["bootstrap_address", b"bootstrap_address", "draining", b"draining", "fingerprint", b"fingerprint", "instance_id", b"instance_id", "load", b"load", "max_model_len", b"max_model_len", "model", b"model", "role", b"role", "sampling_level", b"sampling_level", "version", b"version", "vocab_size", b"vocab_size"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["bootstrap_address", b"bootstrap_address", "draining", b"draining", "fingerprint", b"fingerprint", "instance_id", b"instance_id", "load", b"load", "max_model_len", b"max_model_len", "model", b"model", "role", b"role", "sampling_level", b"sampling_level", "takes_forks", b"takes_forks", "version", b"version", "vocab_size", b"vocab_size"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -260,7 +264,9 @@ class Start(_message.Message):
     DECODE_FIELD_NUMBER: _builtins.int
     PLAIN_FIELD_NUMBER: _builtins.int
     LOCAL_FIELD_NUMBER: _builtins.int
+    FORK_FIELD_NUMBER: _builtins.int
     CACHE_SALT_FIELD_NUMBER: _builtins.int
+    FORKS_FIELD_NUMBER: _builtins.int
     room: _builtins.int
     """Random 63 bit, single use. 0 is refused."""
     deadline_ms: _builtins.int
@@ -274,6 +280,8 @@ class Start(_message.Message):
     """Prefixes are found in a worker's cache under the salt that they were computed under, and no other: the id of the caller's API key, empty where
     the gateway asks for none.
     """
+    forks: _builtins.int
+    """Decode, plain: so many rooms with a ForkLeg that names this one follow. Their pages of the prompt are this room's."""
     @_builtins.property
     def prompt_token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
     @_builtins.property
@@ -286,6 +294,8 @@ class Start(_message.Message):
     def plain(self) -> Global___PlainLeg: ...
     @_builtins.property
     def local(self) -> Global___LocalLeg: ...
+    @_builtins.property
+    def fork(self) -> Global___ForkLeg: ...
     def __init__(
         self,
         *,
@@ -300,13 +310,15 @@ class Start(_message.Message):
         decode: Global___DecodeLeg | None = ...,
         plain: Global___PlainLeg | None = ...,
         local: Global___LocalLeg | None = ...,
+        fork: Global___ForkLeg | None = ...,
         cache_salt: _builtins.str = ...,
+        forks: _builtins.int = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["decode", b"decode", "leg", b"leg", "local", b"local", "plain", b"plain", "prefill", b"prefill", "sampling", b"sampling"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["decode", b"decode", "fork", b"fork", "leg", b"leg", "local", b"local", "plain", b"plain", "prefill", b"prefill", "sampling", b"sampling"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["bootstrap_timeout_ms", b"bootstrap_timeout_ms", "cache_salt", b"cache_salt", "deadline_ms", b"deadline_ms", "decode", b"decode", "leg", b"leg", "local", b"local", "plain", b"plain", "prefill", b"prefill", "prompt_token_ids", b"prompt_token_ids", "room", b"room", "sampling", b"sampling", "traceparent", b"traceparent", "waiting_timeout_ms", b"waiting_timeout_ms"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["bootstrap_timeout_ms", b"bootstrap_timeout_ms", "cache_salt", b"cache_salt", "deadline_ms", b"deadline_ms", "decode", b"decode", "fork", b"fork", "forks", b"forks", "leg", b"leg", "local", b"local", "plain", b"plain", "prefill", b"prefill", "prompt_token_ids", b"prompt_token_ids", "room", b"room", "sampling", b"sampling", "traceparent", b"traceparent", "waiting_timeout_ms", b"waiting_timeout_ms"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_leg: _TypeAlias = _typing.Literal["prefill", "decode", "plain", "local"]  # noqa: Y015
+    _WhichOneofReturnType_leg: _TypeAlias = _typing.Literal["prefill", "decode", "plain", "local", "fork"]  # noqa: Y015
     _WhichOneofArgType_leg: _TypeAlias = _typing.Literal["leg", b"leg"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_leg) -> _WhichOneofReturnType_leg | None: ...
 
@@ -391,6 +403,30 @@ class LocalLeg(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___LocalLeg: _TypeAlias = LocalLeg  # noqa: Y015
+
+@_typing.final
+class ForkLeg(_message.Message):
+    """To a decode or plain server, after the Start of the room that it names and over the same session: another answer to that room's prompt. It begins
+    when that prompt's KV cache is there, shares its whole pages, and draws its own tokens, the first one too. It fails as that room does before then,
+    and lives on its own afterwards. bootstrap_timeout_ms and waiting_timeout_ms do not count here: that room's do.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    OF_ROOM_FIELD_NUMBER: _builtins.int
+    of_room: _builtins.int
+    def __init__(
+        self,
+        *,
+        of_room: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["of_room", b"of_room"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ForkLeg: _TypeAlias = ForkLeg  # noqa: Y015
 
 @_typing.final
 class Sampling(_message.Message):
@@ -695,7 +731,7 @@ class RoomEvent(_message.Message):
 
     @_builtins.property
     def prefill_started(self) -> Global___PrefillStarted:
-        """Plain, prefill, decode with a LocalLeg: the prompt's forward pass started."""
+        """Plain, prefill, decode with a LocalLeg: the prompt's forward pass started. With a ForkLeg: the prompt is there."""
 
     def __init__(
         self,
@@ -762,12 +798,17 @@ Global___Reserved: _TypeAlias = Reserved  # noqa: Y015
 class PrefillStarted(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
+    CACHED_TOKENS_FIELD_NUMBER: _builtins.int
+    cached_tokens: _builtins.int
+    """Leading tokens of the prompt that a prefix cache had, or the room that this one is a fork of."""
     def __init__(
         self,
+        *,
+        cached_tokens: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cached_tokens", b"cached_tokens"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
