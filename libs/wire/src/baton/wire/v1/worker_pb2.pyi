@@ -62,8 +62,8 @@ class WorkerInfo(_message.Message):
     draining: _builtins.bool
     version: _builtins.str
     sampling_level: _builtins.int
-    """Which fields of `Sampling` it heeds: 0, those up to stop_token_ids; 1, those up to answered_tokens as well. A gateway sends it no request
-    that needs others.
+    """Which fields of `Sampling` it heeds: 0, those up to stop_token_ids; 1, those up to answered_tokens as well; 2, grammar too. A gateway sends it
+    no request that needs others.
     """
     takes_forks: _builtins.bool
     """Decode, plain: takes a ForkLeg."""
@@ -449,6 +449,7 @@ class Sampling(_message.Message):
     BIAS_VALUES_FIELD_NUMBER: _builtins.int
     TOP_LOGPROBS_FIELD_NUMBER: _builtins.int
     ANSWERED_TOKENS_FIELD_NUMBER: _builtins.int
+    GRAMMAR_FIELD_NUMBER: _builtins.int
     temperature: _builtins.float
     top_p: _builtins.float
     top_k: _builtins.int
@@ -464,6 +465,10 @@ class Sampling(_message.Message):
     """Absent: no log probabilities are reported."""
     answered_tokens: _builtins.int
     """Of the prompt, so many last tokens are the answer that an earlier room began: penalties count them as answer."""
+    grammar: _builtins.str
+    """What the answer is held to, from its first token on (also one that an earlier room drew): a grammar as the library llguidance reads it (Lark's
+    syntax, or its JSON). Empty: nothing. min_tokens is 0 then.
+    """
     @_builtins.property
     def stop_token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """Includes the end-of-sequence tokens unless the client ignores them."""
@@ -492,10 +497,11 @@ class Sampling(_message.Message):
         bias_values: _abc.Iterable[_builtins.float] | None = ...,
         top_logprobs: _builtins.int | None = ...,
         answered_tokens: _builtins.int = ...,
+        grammar: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_top_logprobs", b"_top_logprobs", "top_logprobs", b"top_logprobs"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_top_logprobs", b"_top_logprobs", "answered_tokens", b"answered_tokens", "bias_token_ids", b"bias_token_ids", "bias_values", b"bias_values", "frequency_penalty", b"frequency_penalty", "max_tokens", b"max_tokens", "min_p", b"min_p", "min_tokens", b"min_tokens", "presence_penalty", b"presence_penalty", "repetition_penalty", b"repetition_penalty", "seed", b"seed", "stop_token_ids", b"stop_token_ids", "temperature", b"temperature", "top_k", b"top_k", "top_logprobs", b"top_logprobs", "top_p", b"top_p"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_top_logprobs", b"_top_logprobs", "answered_tokens", b"answered_tokens", "bias_token_ids", b"bias_token_ids", "bias_values", b"bias_values", "frequency_penalty", b"frequency_penalty", "grammar", b"grammar", "max_tokens", b"max_tokens", "min_p", b"min_p", "min_tokens", b"min_tokens", "presence_penalty", b"presence_penalty", "repetition_penalty", b"repetition_penalty", "seed", b"seed", "stop_token_ids", b"stop_token_ids", "temperature", b"temperature", "top_k", b"top_k", "top_logprobs", b"top_logprobs", "top_p", b"top_p"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__top_logprobs: _TypeAlias = _typing.Literal["top_logprobs"]  # noqa: Y015
     _WhichOneofArgType__top_logprobs: _TypeAlias = _typing.Literal["_top_logprobs", b"_top_logprobs"]  # noqa: Y015
