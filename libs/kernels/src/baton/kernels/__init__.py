@@ -28,12 +28,15 @@ from baton.kernels.naive import (
     naive_sample,
     naive_scatter_heads,
     naive_scatter_pages,
+    naive_seat_drawn,
+    naive_seat_rows,
     naive_silu_mul,
 )
 from baton.kernels.norm import add_rms_norm, rms_norm
 from baton.kernels.pages import gather_heads, gather_pages, page_digest, scatter_heads, scatter_pages
 from baton.kernels.rope import rope_and_write
 from baton.kernels.sampling import sample
+from baton.kernels.seats import seat_drawn, seat_rows
 
 __all__ = [
     "add_rms_norm",
@@ -70,6 +73,8 @@ __all__ = [
     "naive_sample",
     "naive_scatter_heads",
     "naive_scatter_pages",
+    "naive_seat_drawn",
+    "naive_seat_rows",
     "naive_silu_mul",
     "page_digest",
     "prefill_attention",
@@ -78,5 +83,7 @@ __all__ = [
     "sample",
     "scatter_heads",
     "scatter_pages",
+    "seat_drawn",
+    "seat_rows",
     "silu_mul",
 ]

@@ -19,7 +19,7 @@ def sample(
     position: Tensor,
     forbidden: Tensor | None = None,
 ) -> Tensor:
-    """As `naive_sample`; logits may be strided over rows, and forbidden ones are overwritten. Raises ValueError.
+    """As `naive_sample`; logits may be strided over rows; forbidden ones are changed meanwhile, and given back. Raises ValueError.
 
     A row's token does not depend on the batch; it is the twin's but where two tokens arrive within rounding of one another, or top_p lies
     within rounding of the mass of a nucleus.

@@ -90,9 +90,11 @@ class DeviceModel:
         mode: Mode,
         layer_done: Callable[[int], None] | None = None,
         given_up: GivenUp | None = None,
+        out: Tensor | None = None,
     ) -> Tensor | None:
         """Writes the rows' keys and values into `pool` and returns logits [samples, vocabulary] in the model's dtype; None without samples, and
         when it was given up: then the layers from `given_up.at` on were not launched. Nothing that is captured may be given up.
+        out: the logits go there, and it is returned.
 
         Only launches: nothing here waits for the device. layer_done(l) is called when the launch that puts layer l's keys and values into
         the pool has been made. In the last layer nothing but those, and what the sampled rows need, is computed.
@@ -120,8 +122,13 @@ class DeviceModel:
                 return None
             stream.add(layer.out, attended.flatten(1), mode)
             layer.mlp.add_to(stream, layer.post_norm, mode)
-        logits = self._head(stream.normed(self._final_norm), mode)
-        return logits if self.group is None else self.group.gather_columns(logits)
+        sampled = stream.normed(self._final_norm)
+        if out is None or self.group is not None:
+            logits = self._head(sampled, mode)
+            logits = logits if self.group is None else self.group.gather_columns(logits)
+            return logits if out is None else out.copy_(logits)
+        self._head.into(out, sampled, mode)
+        return out
 
     def _embed(self, token_ids: Tensor) -> Tensor:
         if self.group is None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import enum
 
+import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
 
@@ -44,9 +45,21 @@ class Product:
         """rows [n, in] -> [n, out]."""
         if mode is Mode.INVARIANT:
             return linear_invariant(rows, self.weight, self.bias)
-        if mode is Mode.FEW and (is_chained() or len(self.weight) >= MANY_OUTPUTS):
+        if self._streamed(mode):
             return linear_few(rows, self.weight, self.bias)
         return F.linear(rows, self.weight, self.bias)
+
+    def into(self, out: Tensor, rows: Tensor, mode: Mode) -> None:
+        """The same numbers, in `out` [n, out]; without a bias, in the launch that computes them."""
+        if mode is not Mode.INVARIANT and self._streamed(mode):
+            linear_few(rows, self.weight, self.bias, out=out)
+        elif mode is not Mode.INVARIANT and self.bias is None:
+            torch.mm(rows, self.weight.t(), out=out)
+        else:
+            out.copy_(self(rows, mode))
+
+    def _streamed(self, mode: Mode) -> bool:
+        return mode is Mode.FEW and (is_chained() or len(self.weight) >= MANY_OUTPUTS)
 
     def activated(self, rows: Tensor, mode: Mode) -> Tensor:
         """For weights that hold gate, then up: silu(gate) * up of the product."""

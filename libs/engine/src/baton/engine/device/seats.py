@@ -14,7 +14,7 @@ from baton.engine.page_table import PageTable
 from baton.engine.scheduling.sequence import Sequence
 from baton.engine.types import MAX_STOP_TOKENS
 
-#: Rows of `wide`, of `small` and of `real`.
+#: Rows of `wide`, of `small` and of `real`: the order that `baton.kernels.seat_rows` reads.
 TOKEN, POSITION, SEED, FREE_FROM = range(4)
 TOP_K = 0
 TEMPERATURE, TOP_P, MIN_P = range(3)

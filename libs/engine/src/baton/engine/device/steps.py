@@ -15,7 +15,7 @@ from baton.engine.device.products import Mode
 from baton.engine.device.seats import FREE_FROM, MIN_P, POSITION, SEED, TEMPERATURE, TOKEN, TOP_K, TOP_P, Seats
 from baton.engine.device.upload import upload
 from baton.engine.pool import KVPool
-from baton.kernels import can_chain, chain_launches, decode_attention, prefill_attention, sample
+from baton.kernels import can_chain, chain_launches, decode_attention, prefill_attention, sample, seat_drawn, seat_rows
 
 #: Up to so many rows one kernel streams the weights; from there on the library's product is the faster one.
 FEW_ROWS = 16
@@ -92,38 +92,21 @@ class DecodeSteps:
         logits = self._logits[index].float()
         for place in range(len(rows)):
             change(place, logits[place])
-        wide = seats.wide[:, batch]
-        drawn = self._draw(logits, batch, wide, wide[POSITION])
+        wide, small, real = seats.wide[:, batch], seats.small[:, batch], seats.real[:, batch]
+        after = wide[POSITION]  # the step has moved it on to where its token goes
+        forbidden = torch.where(after < wide[FREE_FROM], small[1:], -1).t().contiguous()
+        drawn = sample(logits, real[TEMPERATURE], small[TOP_K], real[TOP_P], real[MIN_P], wide[SEED], after, forbidden)
         self._drawn.index_copy_(0, index, drawn)
         seats.wide[TOKEN].index_copy_(0, batch, drawn.clamp(min=0))
 
-    def _draw(self, logits: Tensor, batch: Tensor, wide: Tensor, after: Tensor) -> Tensor:
-        """[n] int64. wide [4, n]: the seats' own. after [n]: the positions that the tokens are drawn for."""
-        small, real = self._seats.small[:, batch], self._seats.real[:, batch]
-        forbidden = torch.where(after < wide[FREE_FROM], small[1:], -1).t().contiguous()
-        return sample(logits, real[TEMPERATURE], small[TOP_K], real[TOP_P], real[MIN_P], wide[SEED], after, forbidden)
-
     def _compute(self, size: int) -> None:
-        seats, page_size = self._seats, self._pool.layout.page_size
-        batch = self._batch[:size]
-        live = batch < seats.num_seats
-        wide = seats.wide[:, batch]
-        table = seats.table[batch]
-        position = wide[POSITION]
-        pages = table.gather(1, (position // page_size).unsqueeze(1)).squeeze(1)
-        slots = torch.where(live, pages * page_size + position % page_size, -1)
-        lengths = torch.where(live, position + 1, 0).to(torch.int32)
-        rows = Rows(wide[TOKEN], position, slots, sampled=None)
-        attention = PagedRows(table, lengths, self._starts[: size + 1] if self._deterministic else None)
-        logits = self._model.forward(rows, self._pool, attention, self._mode(size))
-        assert logits is not None
-        self._logits[:size].copy_(logits)
-        after = position + 1
-        drawn = self._draw(logits, batch, wide, after)
-        self._drawn[:size].copy_(drawn)
-        # The padding seat is written by many rows, with whatever comes; its position stays where it may be looked up.
-        seats.wide[TOKEN].index_copy_(0, batch, drawn.clamp(min=0))
-        seats.wide[POSITION].index_copy_(0, batch, torch.where(live, after, 0))
+        seats, batch, logits = self._seats, self._batch[:size], self._logits[:size]
+        of = seat_rows(batch, seats.wide, seats.small, seats.real, seats.table, self._pool.layout.page_size)
+        rows = Rows(of.token, of.position, of.slot, sampled=None)
+        attention = PagedRows(of.pages, of.length, self._starts[: size + 1] if self._deterministic else None)
+        self._model.forward(rows, self._pool, attention, self._mode(size), out=logits)
+        drawn = sample(logits, of.temperature, of.top_k, of.top_p, of.min_p, of.seed, of.after, of.forbidden)
+        seat_drawn(batch, drawn, of.after, seats.wide, self._drawn[:size])
 
     def _mode(self, size: int) -> Mode:
         if self._deterministic:

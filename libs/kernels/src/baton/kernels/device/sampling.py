@@ -8,6 +8,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from baton.kernels.chained import is_chained
+from baton.kernels.device.chain import await_predecessor
 from baton.kernels.device.philox import draw_key
 
 #: Logits that a program looks at in one go.
@@ -30,17 +32,25 @@ def launch_sample(
     tokens = torch.empty(num_rows, dtype=torch.int64, device=logits.device)
     if num_rows == 0:
         return tokens
-    if forbidden is not None and forbidden.shape[1]:
-        width = forbidden.shape[1]
+    chained = is_chained()
+    width = 0 if forbidden is None else forbidden.shape[1]
+    # What stood where a token is forbidden, until it stands there again.
+    aside = torch.empty(num_rows, width, dtype=logits.dtype, device=logits.device)
+    forbidden = aside if forbidden is None else forbidden
+    few = triton.next_power_of_2(max(width, 1))
+    strides = (logits.stride(0), forbidden.stride(0))
+    if width:
         _forbid_kernel[(num_rows,)](
-            logits, forbidden, logits.stride(0), forbidden.stride(0), vocab_size, width, block=triton.next_power_of_2(width), num_warps=1
+            logits, forbidden, aside, *strides, vocab_size, width, block=few, chained=chained, launch_pdl=chained, num_warps=1
         )
     block = min(BLOCK, triton.next_power_of_2(vocab_size))
     chunks = triton.cdiv(vocab_size, block)
     best = torch.empty(num_rows, chunks, dtype=torch.float32, device=logits.device)
     ids = torch.empty(num_rows, chunks, dtype=torch.int32, device=logits.device)
     num_warps = max(1, min(16, block // 256))
-    _best_kernel[(chunks, num_rows)](logits, best, ids, logits.stride(0), vocab_size, block=block, num_warps=num_warps)
+    _best_kernel[(chunks, num_rows)](
+        logits, best, ids, logits.stride(0), vocab_size, block=block, chained=chained, launch_pdl=chained, num_warps=num_warps
+    )
     largest = torch.empty(num_rows, dtype=torch.float32, device=logits.device)
     edge = torch.empty(num_rows, dtype=torch.int32, device=logits.device)
     lanes = triton.next_power_of_2(chunks)
@@ -61,27 +71,66 @@ def launch_sample(
         lanes=lanes,
         block=block,
         infinity=INFINITY_BITS,
+        chained=chained,
+        launch_pdl=chained,
         num_warps=num_warps,
     )
     _race_kernel[(chunks, num_rows)](
-        logits, temperature, seed, position, largest, edge, best, ids, logits.stride(0), vocab_size=vocab_size, block=block, num_warps=num_warps
+        logits,
+        temperature,
+        seed,
+        position,
+        largest,
+        edge,
+        best,
+        ids,
+        logits.stride(0),
+        vocab_size=vocab_size,
+        block=block,
+        chained=chained,
+        launch_pdl=chained,
+        num_warps=num_warps,
     )
-    _finish_kernel[(num_rows,)](edge, best, ids, tokens, chunks=chunks, lanes=lanes, num_warps=1)
+    _finish_kernel[(num_rows,)](
+        logits,
+        forbidden,
+        aside,
+        edge,
+        best,
+        ids,
+        tokens,
+        *strides,
+        vocab_size,
+        width,
+        few=few,
+        restore=width > 0,
+        chunks=chunks,
+        lanes=lanes,
+        chained=chained,
+        launch_pdl=chained,
+        num_warps=1,
+    )
     return tokens
 
 
 @triton.jit  # type: ignore[untyped-decorator]
-def _forbid_kernel(logits, forbidden, stride, forbidden_stride, vocab_size, width, block: tl.constexpr):  # type: ignore[no-untyped-def]
+def _forbid_kernel(  # type: ignore[no-untyped-def]
+    logits, forbidden, aside, stride, forbidden_stride, vocab_size, width, block: tl.constexpr, chained: tl.constexpr
+):
+    await_predecessor(chained)
     row = tl.program_id(0).to(tl.int64)
     lane = tl.arange(0, block)
     token = tl.load(forbidden + row * forbidden_stride + lane, mask=lane < width, other=-1)
+    there = (token >= 0) & (token < vocab_size)
+    tl.store(aside + row * width + lane, tl.load(logits + row * stride + token, mask=there, other=0.0), mask=there)
     nothing = tl.full((block,), float("-inf"), logits.dtype.element_ty)
-    tl.store(logits + row * stride + token, nothing, mask=(token >= 0) & (token < vocab_size))
+    tl.store(logits + row * stride + token, nothing, mask=there)
 
 
 @triton.jit  # type: ignore[untyped-decorator]
-def _best_kernel(logits, best, ids, stride, vocab_size, block: tl.constexpr):  # type: ignore[no-untyped-def]
+def _best_kernel(logits, best, ids, stride, vocab_size, block: tl.constexpr, chained: tl.constexpr):  # type: ignore[no-untyped-def]
     """The largest logit of a chunk and its lowest id; NaN if there is one."""
+    await_predecessor(chained)
     chunk = tl.program_id(0)
     row = tl.program_id(1).to(tl.int64)
     token = chunk * block + tl.arange(0, block)
@@ -190,8 +239,10 @@ def _edge_kernel(  # type: ignore[no-untyped-def]
     lanes: tl.constexpr,
     block: tl.constexpr,
     infinity: tl.constexpr,
+    chained: tl.constexpr,
 ):
     """The row's largest logit and the distance that its filters keep (bits); -1 where nothing is left to draw: its token is written here."""
+    await_predecessor(chained)
     index = tl.program_id(0).to(tl.int64)
     lane = tl.arange(0, lanes)
     found = tl.load(best + index * chunks + lane, mask=lane < chunks, other=float("-inf"))
@@ -236,9 +287,21 @@ def _arrivals(token, first, second):  # type: ignore[no-untyped-def]
 
 @triton.jit  # type: ignore[untyped-decorator]
 def _race_kernel(  # type: ignore[no-untyped-def]
-    logits, temperature, seed, position, largest_of, edge_of, best, ids, stride, vocab_size: tl.constexpr, block: tl.constexpr
+    logits,
+    temperature,
+    seed,
+    position,
+    largest_of,
+    edge_of,
+    best,
+    ids,
+    stride,
+    vocab_size: tl.constexpr,
+    block: tl.constexpr,
+    chained: tl.constexpr,
 ):
     """Who is first of a chunk: the largest of weight over arrival, and its lowest token."""
+    await_predecessor(chained)
     chunk = tl.program_id(0)
     index = tl.program_id(1).to(tl.int64)
     edge = tl.load(edge_of + index)
@@ -255,7 +318,26 @@ def _race_kernel(  # type: ignore[no-untyped-def]
 
 
 @triton.jit  # type: ignore[untyped-decorator]
-def _finish_kernel(edge_of, best, ids, tokens, chunks: tl.constexpr, lanes: tl.constexpr):  # type: ignore[no-untyped-def]
+def _finish_kernel(  # type: ignore[no-untyped-def]
+    logits,
+    forbidden,
+    aside,
+    edge_of,
+    best,
+    ids,
+    tokens,
+    stride,
+    forbidden_stride,
+    vocab_size,
+    width,
+    few: tl.constexpr,
+    restore: tl.constexpr,
+    chunks: tl.constexpr,
+    lanes: tl.constexpr,
+    chained: tl.constexpr,
+):
+    """Who is first of all chunks; and forbidden tokens get their logits back."""
+    await_predecessor(chained)
     index = tl.program_id(0).to(tl.int64)
     if tl.load(edge_of + index) >= 0:
         lane = tl.arange(0, lanes)
@@ -263,3 +345,8 @@ def _finish_kernel(edge_of, best, ids, tokens, chunks: tl.constexpr, lanes: tl.c
         first = tl.load(ids + index * chunks + lane, mask=lane < chunks, other=2147483647)
         token = tl.min(tl.where(speed == tl.max(speed, axis=0), first, 2147483647), axis=0)
         tl.store(tokens + index, token.to(tl.int64))
+    if restore:
+        place = tl.arange(0, few)
+        stop = tl.load(forbidden + index * forbidden_stride + place, mask=place < width, other=-1)
+        there = (stop >= 0) & (stop < vocab_size)
+        tl.store(logits + index * stride + stop, tl.load(aside + index * width + place, mask=there, other=0.0), mask=there)

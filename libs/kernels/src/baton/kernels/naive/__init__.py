@@ -11,6 +11,7 @@ from baton.kernels.naive.norm import naive_add_rms_norm, naive_rms_norm
 from baton.kernels.naive.pages import naive_gather_heads, naive_gather_pages, naive_scatter_heads, naive_scatter_pages
 from baton.kernels.naive.rope import naive_rope_and_write
 from baton.kernels.naive.sampling import naive_arrivals, naive_draw_key, naive_sample
+from baton.kernels.naive.seats import naive_seat_drawn, naive_seat_rows
 
 __all__ = [
     "naive_add_rms_norm",
@@ -33,5 +34,7 @@ __all__ = [
     "naive_sample",
     "naive_scatter_heads",
     "naive_scatter_pages",
+    "naive_seat_drawn",
+    "naive_seat_rows",
     "naive_silu_mul",
 ]

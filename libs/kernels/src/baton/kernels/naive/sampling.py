@@ -18,7 +18,7 @@ def naive_sample(
     position: Tensor,
     forbidden: Tensor | None = None,
 ) -> Tensor:
-    """A token a row, [n] int64; -1 where a row's largest logit is not finite or one of them is NaN. logits [n, vocabulary] may be overwritten.
+    """A token a row, [n] int64; -1 where a row's largest logit is not finite or one of them is NaN. logits [n, vocabulary] are left as they are.
 
     temperature, top_p, min_p [n] float32, top_k [n] int32, seed, position [n] int64; forbidden [n, f] int32: tokens that row may not take, -1
     is none. Temperature 0 takes the largest logit (the lowest id among equals). Otherwise: temperature, top_k, top_p, min_p in that order (0, 1
@@ -26,6 +26,7 @@ def naive_sample(
     one it keeps.
     """
     if forbidden is not None:
+        logits = logits.clone()
         for row, tokens in zip(logits, forbidden.tolist(), strict=True):
             row[[token for token in tokens if 0 <= token < logits.shape[1]]] = float("-inf")
     wide = logits.float()
