@@ -18,6 +18,7 @@ from baton.engine.scheduling.prefill import PrefillScheduler
 from baton.engine.scheduling.sequence import Limits, StepPlan
 from baton.engine.types import Failed, Failure, Finished, Request, SamplingParams, Token, Transferred, TransferStats
 
+FORKED = 2
 FAILURE = Failure("UNAVAILABLE", "transfer", "peer_lost", "gone")
 STATS = TransferStats("fake", 1, 1, 0.0, 0.0, digest=False)
 
@@ -126,16 +127,20 @@ class Exporter:
 
 
 def requests(pick: random.Random, num_rooms: int, num_pages: int):
-    """Every third room computes its prompt on decode."""
-    for room in range(1, num_rooms + 1):
+    """Every third room computes its prompt on decode. Every fifth is, on decode, a fork of the one before it."""
+    prompt: list[int] = []
+    for room in range(num_rooms, 0, -1):
         stops = frozenset({3}) if pick.random() < 0.5 else frozenset()
-        prompt = [1] * pick.randint(1, 2 * num_pages + 2)
+        fork_of = room + 1 if room % 5 == FORKED else 0
+        prompt = prompt if fork_of else [1] * pick.randint(1, 2 * num_pages + 2)
         deadline = pick.choice([None, None, 30.0])
-        yield Request(room, prompt, SamplingParams(max_tokens=pick.randint(1, 12), stop_token_ids=stops), deadline=deadline, local=room % 3 == 0)
+        sampling = SamplingParams(max_tokens=pick.randint(1, 12), stop_token_ids=stops)
+        num_forks = int((room - 1) % 5 == FORKED)
+        yield Request(room, prompt, sampling, deadline=deadline, local=room % 3 == 0, fork_of=fork_of, num_forks=num_forks)
 
 
 def book_of(allocator, caches: bool) -> PageBook:
-    return PageBook(allocator, PrefixTree(2) if caches else None)
+    return PageBook(allocator, PrefixTree(2), caches=caches)
 
 
 def check_pages(scheduler, allocator) -> None:
@@ -158,7 +163,7 @@ def written_by(plan):
 
 def drive(scheduler, allocator, port, pick, held, depth) -> list:
     """Random requests, aborts, clocks and port events, with up to `depth` steps unread; then everything is allowed to end."""
-    pending = list(requests(pick, 14, allocator.num_pages))
+    pending = list(requests(pick, 14, allocator.num_pages))[::-1]
     events: list = []
     flights = deque()
     for turn in range(1500):
@@ -185,6 +190,9 @@ def drive(scheduler, allocator, port, pick, held, depth) -> list:
             assert not cached & set().union(*held(port).values()), "a peer may write into a page that others may find"
             assert not cached & set().union(*(pages for _, pages in flights)), "a launched step still writes into a page that others may find"
             assert not free & set().union(*(pages for _, pages in flights)), "a page is free although a launched step may still write into it"
+        for source, target in plan.copies:
+            assert source not in free, "a page is copied that may be written by others"
+            assert target in written_by(plan) or target not in cached | free, "a page is copied over another's"
         if plan.slices:
             scheduler.advance(plan)
             flights.append((plan, written_by(plan)))
@@ -215,7 +223,7 @@ def test_decode_never_frees_a_page_that_may_be_written(seed, num_pages, depth, c
     assert sorted(ended) == list(range(1, 15)), "every room ends exactly once"
     for room in range(1, 15):
         indexes = [event.index for event in events if isinstance(event, Token) and event.room == room]
-        first = 0 if room % 3 == 0 else 1  # the first token of a prompt that landed came from prefill
+        first = 0 if room % 3 == 0 or room % 5 == FORKED else 1  # the first token of a prompt that landed came from prefill
         assert indexes == list(range(first, first + len(indexes)))
 
 

@@ -116,6 +116,23 @@ def test_a_decode_server_takes_a_prompt_to_compute_only_when_it_is_told_so() -> 
             take(start, Limits(role, 10, 64, 4, 16), now=0.0)
 
 
+def test_a_fork_is_taken_by_decode_and_plain_and_names_another_room():
+    start = worker_pb2.Start(room=1, prompt_token_ids=[1, 2], sampling=worker_pb2.Sampling(top_p=1.0, max_tokens=4), forks=2)
+    start.plain.SetInParent()
+    source = take(start, Limits(Role.PLAIN, 10, 64, 4, 16), now=0.0)
+    assert (source.num_forks, source.fork_of) == (2, 0)
+    start.fork.of_room, start.forks = 7, 0
+    for role in (Role.DECODE, Role.PLAIN):
+        request = take(start, Limits(role, 10, 64, 4, 16), now=0.0)
+        assert (request.fork_of, request.num_forks, request.local, request.peer) == (7, 0, True, None)
+    with pytest.raises(RefusedError, match="leg=fork was sent to a prefill server"):
+        take(start, Limits(Role.PREFILL, 10, 64, 4, 16), now=0.0)
+    for room in (0, 1):
+        start.fork.of_room = room
+        with pytest.raises(RefusedError, match=f"fork.of_room={room} must be another room"):
+            take(start, Limits(Role.DECODE, 10, 64, 4, 16), now=0.0)
+
+
 def test_a_room_that_decode_prefills_itself_waits_only_until_that_begins() -> None:
     """Its pages are there, then its prompt is being computed: from then on the request's deadline alone counts."""
     request = Request(5, [1], SamplingParams(), deadline=100.0, bootstrap_deadline=10.0, arrived=0.0, local=True)

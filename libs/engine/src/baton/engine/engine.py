@@ -103,7 +103,7 @@ class Engine:
         self._num_added = 0
         self._exporter = exporter
         self._tell_milestones: Callable[[list[EngineEvent]], None] | None = None
-        book = PageBook(PageAllocator(self.layout.num_pages), PrefixTree(config.page_size) if config.prefix_cache else None)
+        book = PageBook(PageAllocator(self.layout.num_pages), PrefixTree(config.page_size), caches=config.prefix_cache)
         self._scheduler = _scheduler(role, book, limits, exporter, importer, self._runner.release)
         self._steps = 0
         self._num_computed_tokens = 0

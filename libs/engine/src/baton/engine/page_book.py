@@ -12,12 +12,15 @@ class PageBook:
     """Gives sequences their pages: leading ones that the tree already has, which are never written again, and own ones behind them.
 
     A page of the tree that nobody holds counts as free: it is given back before any allocation fails. Without a tree (None) this is the allocator
-    and nothing more.
+    and nothing more; nothing is shared then, forks of a prompt compute it again.
+
+    caches: what has ended is found again. Where that is off only forks find something: the prompt of the room that they are forks of.
     """
 
-    def __init__(self, allocator: PageAllocator, tree: PrefixTree | None = None) -> None:
+    def __init__(self, allocator: PageAllocator, tree: PrefixTree | None = None, *, caches: bool = True) -> None:
         self._allocator = allocator
         self._tree = tree
+        self._caches = caches and tree is not None
         #: Tokens that were asked for when sequences came, those of them that were here, and pages that the tree gave back under pressure.
         self.num_asked_tokens = 0
         self.num_found_tokens = 0
@@ -43,8 +46,8 @@ class PageBook:
         return self.num_cached - self._tree.num_evictable if self._tree is not None else 0
 
     def counts(self) -> dict[str, float]:
-        """For statistics; empty without a tree."""
-        if self._tree is None:
+        """For statistics; empty where nothing is cached."""
+        if not self._caches:
             return {}
         return {
             "prefix_asked_tokens": self.num_asked_tokens,
@@ -60,7 +63,7 @@ class PageBook:
         Sets `num_resident`: its leading tokens that are here already.
         """
         node = None
-        if self._tree is not None:
+        if self._finds(sequence) and self._tree is not None:
             tokens = sequence.tokens[: len(sequence.tokens) - must_compute]
             node = self._tree.match(sequence.request.cache_salt, tokens)
             self.num_asked_tokens += len(sequence.tokens)
@@ -86,12 +89,28 @@ class PageBook:
             self._allocator.free_pages(evicted)
         return self._allocator.allocate(sequence.pages, count, headroom)
 
+    def num_held(self, sequence: Sequence) -> int:
+        """Of the pages that a sequence without any would be given, those that others hold anyway: they come out of nobody's free ones."""
+        if self._tree is None or not self._finds(sequence):
+            return 0
+        node = self._tree.match(sequence.request.cache_salt, sequence.tokens[:-1])
+        while node is not None and not node.refs:
+            node = node.parent
+        return node.depth if node is not None else 0
+
+    def _finds(self, sequence: Sequence) -> bool:
+        return self._caches or bool(sequence.request.fork_of)
+
     def keep(self, sequence: Sequence, num_tokens: int) -> None:
         """The sequence's leading `num_tokens` are computed, and may be found by others from now on: their whole pages go to the tree. The sequence
         goes on holding them."""
         tree = self._tree
         if tree is None or not sequence.pages.num_pages:
             return
+        if not self._caches:
+            if not sequence.request.num_forks:
+                return
+            num_tokens = min(num_tokens, sequence.num_prompt)
         count = num_tokens // tree.page_size
         pages = [page for extent in sequence.pages.extents for page in range(extent.first, extent.end)][:count]
         sequence.prefix, taken = tree.extend(sequence.request.cache_salt, sequence.prefix, sequence.tokens, pages)

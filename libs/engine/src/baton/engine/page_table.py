@@ -29,6 +29,14 @@ class PageTable:
         extents, self.extents, self.num_pages = self.extents, [], 0
         return extents
 
+    def page(self, place: int) -> int:
+        """The page of the tokens [place * page_size, (place + 1) * page_size)."""
+        for extent in self.extents:
+            if place < extent.count:
+                return extent.first + place
+            place -= extent.count
+        raise AssertionError(f"page number {place} lies beyond the {self.num_pages} pages of the table")
+
     def runs(self, start: int, count: int, page_size: int) -> Iterator[tuple[int, int]]:
         """(first slot, number of slots) of tokens [start, start + count). A slot is page * page_size + offset in the page."""
         for extent in self.extents:

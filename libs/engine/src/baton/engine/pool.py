@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import torch
@@ -59,6 +60,12 @@ class KVPool:
     def pages(self, layer: int) -> tuple[Tensor, Tensor]:
         """The layer's keys and values, each [pages, page size, kv heads, head dim]."""
         return self._pages[layer]
+
+    def copy_pages(self, pairs: Iterable[tuple[int, int]]) -> None:
+        """(from, to): whole pages of all layers, in the order of the device's work."""
+        size = self.layout.page_size
+        for source, target in pairs:
+            self.planes[:, :, target * size : (target + 1) * size].copy_(self.planes[:, :, source * size : (source + 1) * size])
 
     def write(self, layer: int, writes: Writes, keys_values: Tensor) -> None:
         """keys_values [rows, 2, kv heads, head dim], all rows of a step, into the slots that `writes` gives them."""

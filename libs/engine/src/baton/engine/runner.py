@@ -85,6 +85,7 @@ class CpuRunner:
 
     def launch(self, plan: StepPlan, layer_done: LayerDone | None, given_up: GivenUp | None = None) -> Done:
         tell = None if layer_done is None else lambda layer: layer_done(layer, None)
+        self._pool.copy_pages(plan.copies)
         logits = self._model.forward(build_batch(plan.slices, self._pool), self._pool, tell, given_up)
         if logits is None:
             return Done([])

@@ -109,6 +109,11 @@ class Request:
     peer: object | None = None
     # Decode role: the prompt is computed here and has no other half.
     local: bool = False
+    # Another answer to the prompt of that room (0: of none), which is open here: it begins when that one's prompt is computed or has landed.
+    # Decode and plain roles.
+    fork_of: int = 0
+    # So many forks of this room follow it.
+    num_forks: int = 0
     # Prefixes are found again under the salt that they were computed under, and no other.
     cache_salt: str = ""
 
@@ -130,7 +135,10 @@ class Reserved:
 
 @dataclass(frozen=True, slots=True)
 class PrefillStarted:
+    """cached_tokens: leading tokens of the prompt that the prefix cache had. Of a fork: 0, its prompt is there."""
+
     room: int
+    cached_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True)

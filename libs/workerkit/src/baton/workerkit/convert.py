@@ -94,6 +94,7 @@ def event_to_wire(event: EngineEvent, at_ms: float) -> worker_pb2.RoomEvent:
             wire.reserved.pages, wire.reserved.resident_tokens = event.num_pages, event.resident_tokens
             wire.reserved.SetInParent()
         case PrefillStarted():
+            wire.prefill_started.cached_tokens = event.cached_tokens
             wire.prefill_started.SetInParent()
         case TransferStarted():
             wire.transfer_started.SetInParent()

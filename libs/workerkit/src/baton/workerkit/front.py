@@ -214,6 +214,7 @@ class WorkerFront:
             draining=self.draining,
             version=about.version,
             sampling_level=SAMPLING_LEVEL,
+            takes_forks=self._limits.role is not Role.PREFILL,
         )
 
     def _check_capacity(self, room: int) -> None:

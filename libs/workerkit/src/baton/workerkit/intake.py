@@ -21,7 +21,7 @@ MAX_PENALTY = 2.0
 MAX_BIAS = 100.0
 MAX_BIASED_TOKENS = 300
 
-_LEGS = {Role.PREFILL: ("prefill",), Role.DECODE: ("decode", "local"), Role.PLAIN: ("plain",)}
+_LEGS = {Role.PREFILL: ("prefill",), Role.DECODE: ("decode", "local", "fork"), Role.PLAIN: ("plain", "fork")}
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +70,9 @@ def take(start: worker_pb2.Start, limits: Limits, now: float) -> Request:
         waiting_deadline=None,
         arrived=now,
         peer=peer,
-        local=start.WhichOneof("leg") == "local",
+        local=start.WhichOneof("leg") in ("local", "fork"),
+        fork_of=start.fork.of_room,
+        num_forks=start.forks,
         cache_salt=start.cache_salt,
     )
 
@@ -79,6 +81,8 @@ def _leg(start: worker_pb2.Start, role: Role) -> PrefillPeer | DecodePeer | None
     leg = start.WhichOneof("leg")
     if leg not in _LEGS[role]:
         raise _invalid("wrong_leg", f"leg={leg or 'none'} was sent to a {role.value} server, which takes leg={' or '.join(_LEGS[role])} only")
+    if leg == "fork" and start.fork.of_room in (0, start.room):
+        raise _invalid("wrong_leg", f"fork.of_room={start.fork.of_room} must be another room, whose prompt this one goes on behind")
     if leg == "prefill":
         if not start.prefill.decode_instance_id:
             raise _invalid("wrong_leg", "prefill.decode_instance_id is empty: name the decode server that may publish this room")

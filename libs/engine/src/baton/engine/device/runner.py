@@ -96,6 +96,7 @@ class DeviceRunner:
         capture: bool,
     ) -> None:
         self._device = model.device
+        self._pool = pool
         self._stream = torch.cuda.Stream(self._device) if self._device.type == "cuda" else None  # type: ignore[no-untyped-call]
         on_graphs = capture and self._stream is not None
         graphs: ChunkGraphs | None = None
@@ -120,6 +121,7 @@ class DeviceRunner:
 
     def launch(self, plan: StepPlan, layer_done: LayerDone | None, given_up: GivenUp | None = None) -> DeviceFlight:
         with self._on_stream():
+            self._pool.copy_pages(plan.copies)
             singles: list[Slice] = []
             chunks: list[Slice] = []
             for piece in plan.slices:

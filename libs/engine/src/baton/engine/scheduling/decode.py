@@ -11,16 +11,18 @@ from baton.engine.errors import DuplicateRoomError
 from baton.engine.page_book import PageBook
 from baton.engine.ports import Freed, KVImporter, Landed, LandingFailed, Published, Reservation
 from baton.engine.scheduling.admission import AdmissionQueue
-from baton.engine.scheduling.failures import expired, lease_lost, no_such_token, refusal
+from baton.engine.scheduling.failures import expired, lease_lost, no_source, no_such_token, refusal
+from baton.engine.scheduling.forks import ForkBook
 from baton.engine.scheduling.running import RunningSet
 from baton.engine.scheduling.sequence import NO_LOGPROBS, Limits, Sequence, StepPlan
-from baton.engine.types import EngineEvent, EngineStats, Failed, Failure, Finished, KVReady, Logprobs, PrefillStarted, Request, Reserved, Role
+from baton.engine.types import EngineEvent, EngineStats, Failed, Failure, Finished, KVReady, Logprobs, PrefillStarted, Request, Reserved, Role, Token
 
 
 class Stage(enum.Enum):
-    """WAITING for pages; RESERVED: handed to the importer; PUBLISHED: the peer may write; ABORTING: ended for the client, but a writer
-    may still be at work in its pages; RUNNING: the pages are ours alone."""
+    """FORK: waits for another room's prompt; WAITING for pages; RESERVED: handed to the importer; PUBLISHED: the peer may write; ABORTING: ended
+    for the client, but a writer may still be at work in its pages; RUNNING: the pages are ours alone."""
 
+    FORK = "fork"
     WAITING = "waiting"
     RESERVED = "reserved"
     PUBLISHED = "published"
@@ -40,7 +42,8 @@ class DecodeScheduler:
     A reservation names the leading tokens that are here already; their pages are shared, and nobody writes into them. What has landed may be found
     by others at once, an answer when it has ended; what has not landed never.
 
-    A local room's pages are never published: they go FREE -> running, and its prompt is computed in chunks beside the decode rows.
+    A local room's pages are never published: they go FREE -> running, and its prompt is computed in chunks beside the decode rows. Nor are a fork's:
+    it begins when the prompt of the room that it names has landed (or was computed), and is retracted, ended and counted by itself from then on.
     """
 
     def __init__(self, book: PageBook, limits: Limits, importer: KVImporter, on_release: Callable[[Sequence], None] | None = None) -> None:
@@ -52,6 +55,7 @@ class DecodeScheduler:
         self._rooms: dict[int, Room] = {}
         self._events: list[EngineEvent] = []
         self._num_local = 0
+        self._forks = ForkBook()
 
     def add(self, request: Request) -> None:
         if request.room in self._rooms:
@@ -61,6 +65,9 @@ class DecodeScheduler:
             self._events.append(Failed(request.room, failure))
             return
         sequence = Sequence(request, list(request.prompt))
+        if request.fork_of:
+            self._add_fork(sequence)
+            return
         self._rooms[request.room] = Room(sequence)
         self._waiting.push(sequence)
 
@@ -74,6 +81,7 @@ class DecodeScheduler:
             self._importer.abort(room, failure)
             return
         self._waiting.remove(room)
+        self._forks.remove(room)
         self._running.drop(room)
         del self._rooms[room]
 
@@ -107,7 +115,7 @@ class DecodeScheduler:
                 self._start_local(state)
             else:
                 self._reserve(state)
-        return StepPlan(tuple(self._running.plan()))
+        return self._running.plan()
 
     def advance(self, plan: StepPlan) -> None:
         self._running.advance(plan.slices)
@@ -115,13 +123,39 @@ class DecodeScheduler:
     def resolve(self, plan: StepPlan, drawn: List[int | None], logprobs: Mapping[int, Logprobs] = NO_LOGPROBS) -> None:
         events = self._running.resolve(plan.slices, drawn, logprobs)
         for event in events:
-            if isinstance(event, (Finished, Failed)):
+            if isinstance(event, Token) and not event.index:
+                self._begin_forks(event.room)
+            elif isinstance(event, (Finished, Failed)):
                 del self._rooms[event.room]
         self._events += events
 
     def take_events(self) -> list[EngineEvent]:
+        """A room that failed before its prompt was here takes its forks with it."""
+        for event in self._events if len(self._forks) else ():
+            if isinstance(event, Failed):
+                for fork in self._forks.take(event.room):
+                    del self._rooms[fork.room]
+                    self._events.append(Failed(fork.room, event.failure))
         events, self._events = self._events, []
         return events
+
+    def _add_fork(self, fork: Sequence) -> None:
+        source = self._rooms.get(fork.request.fork_of)
+        if source is None or source.stage is Stage.ABORTING:
+            self._events.append(Failed(fork.room, no_source(fork.request.fork_of, Role.DECODE)))
+            return
+        self._rooms[fork.room] = Room(fork, Stage.FORK)
+        self._forks.add(fork)
+        if source.sequence.num_answered:
+            self._begin_forks(fork.request.fork_of)
+
+    def _begin_forks(self, room: int) -> None:
+        """The prompt of `room` is here."""
+        for fork in self._forks.take(room):
+            fork.source = self._rooms[room].sequence
+            self._rooms[fork.room].stage = Stage.RUNNING
+            self._running.fork(fork)
+            self._events.append(PrefillStarted(fork.room))
 
     def has_work(self) -> bool:
         if self._events or self._running.num_running or self._running.can_resume():
@@ -180,7 +214,10 @@ class DecodeScheduler:
         sequence.num_computed = sequence.num_resident
         state.stage = Stage.RUNNING
         self._num_local += 1
-        self._events += [Reserved(sequence.room, sequence.pages.num_pages, sequence.num_resident), PrefillStarted(sequence.room)]
+        self._events += [
+            Reserved(sequence.room, sequence.pages.num_pages, sequence.num_resident),
+            PrefillStarted(sequence.room, sequence.num_resident),
+        ]
         self._running.admit(sequence)
 
     def _reserve(self, state: Room) -> None:
@@ -214,6 +251,8 @@ class DecodeScheduler:
         reason = sequence.finish_reason(self._limits.max_model_len)
         if reason is None:
             self._running.admit(sequence)
+        self._begin_forks(sequence.room)
+        if reason is None:
             return
         self._events.append(Finished(sequence.room, reason, sequence.num_answered))
         self._release(state)

@@ -54,6 +54,11 @@ def no_such_token(token: int, vocab_size: int) -> Failure:
     return Failure("DATA_LOSS", "prefill", "no_such_token", message)
 
 
+def no_source(source: int, role: Role) -> Failure:
+    """Of a fork that came when the room that it names was not there (any more)."""
+    return Failure("ABORTED", ORIGINS[role], "fork_source_gone", f"room {source}, whose prompt this room was to go on behind, is not open here")
+
+
 def lease_lost(role: Role) -> Failure:
     return Failure("INTERNAL", ORIGINS[role], "lease_lost", "the pages were freed although their transfer was not over")
 

@@ -8,10 +8,11 @@ from collections.abc import Sequence as List
 from baton.engine.errors import DuplicateRoomError
 from baton.engine.page_book import PageBook
 from baton.engine.scheduling.admission import AdmissionQueue
-from baton.engine.scheduling.failures import expired, refusal
+from baton.engine.scheduling.failures import expired, no_source, refusal
+from baton.engine.scheduling.forks import ForkBook
 from baton.engine.scheduling.running import RunningSet
 from baton.engine.scheduling.sequence import NO_LOGPROBS, Limits, Sequence, StepPlan
-from baton.engine.types import EngineEvent, EngineStats, Failed, Failure, Finished, Logprobs, PrefillStarted, Request, Role
+from baton.engine.types import EngineEvent, EngineStats, Failed, Failure, Finished, Logprobs, PrefillStarted, Request, Role, Token
 
 
 class PlainScheduler:
@@ -24,6 +25,7 @@ class PlainScheduler:
         self._running = RunningSet(book, limits, Role.PLAIN, on_release)
         self._rooms: dict[int, Sequence] = {}
         self._events: list[EngineEvent] = []
+        self._forks = ForkBook()
 
     def add(self, request: Request) -> None:
         if request.room in self._rooms:
@@ -33,6 +35,9 @@ class PlainScheduler:
             self._events.append(Failed(request.room, failure))
             return
         sequence = Sequence(request, list(request.prompt))
+        if request.fork_of:
+            self._add_fork(sequence)
+            return
         self._rooms[request.room] = sequence
         self._waiting.push(sequence)
 
@@ -40,6 +45,7 @@ class PlainScheduler:
         if self._rooms.pop(room, None) is None:
             return
         self._waiting.remove(room)
+        self._forks.remove(room)
         self._running.drop(room)
         self._events.append(Failed(room, failure))
 
@@ -59,8 +65,8 @@ class PlainScheduler:
             self._book.admit(sequence, self._limits.pages_for(len(sequence.tokens)), self._limits.headroom(sequence))
             sequence.num_computed = sequence.num_resident
             self._running.admit(sequence)
-            self._events.append(PrefillStarted(sequence.room))
-        return StepPlan(tuple(self._running.plan()))
+            self._events.append(PrefillStarted(sequence.room, sequence.num_resident))
+        return self._running.plan()
 
     def advance(self, plan: StepPlan) -> None:
         self._running.advance(plan.slices)
@@ -68,13 +74,38 @@ class PlainScheduler:
     def resolve(self, plan: StepPlan, drawn: List[int | None], logprobs: Mapping[int, Logprobs] = NO_LOGPROBS) -> None:
         events = self._running.resolve(plan.slices, drawn, logprobs)
         for event in events:
-            if isinstance(event, (Finished, Failed)):
+            if isinstance(event, Token) and not event.index:
+                self._begin_forks(event.room)
+            elif isinstance(event, (Finished, Failed)):
                 del self._rooms[event.room]
         self._events += events
 
     def take_events(self) -> list[EngineEvent]:
+        """A room that failed before its prompt was computed takes its forks with it."""
+        for event in self._events if len(self._forks) else ():
+            if isinstance(event, Failed):
+                for fork in self._forks.take(event.room):
+                    del self._rooms[fork.room]
+                    self._events.append(Failed(fork.room, event.failure))
         events, self._events = self._events, []
         return events
+
+    def _add_fork(self, fork: Sequence) -> None:
+        source = self._rooms.get(fork.request.fork_of)
+        if source is None:
+            self._events.append(Failed(fork.room, no_source(fork.request.fork_of, Role.PLAIN)))
+            return
+        self._rooms[fork.room] = fork
+        self._forks.add(fork)
+        if source.num_answered:
+            self._begin_forks(source.room)
+
+    def _begin_forks(self, room: int) -> None:
+        """The prompt of `room` has been computed."""
+        for fork in self._forks.take(room):
+            fork.source = self._rooms[room]
+            self._running.fork(fork)
+            self._events.append(PrefillStarted(fork.room))
 
     def has_work(self) -> bool:
         if self._events or self._running.num_running or self._running.can_resume():

@@ -236,7 +236,7 @@ class PrefillScheduler:
         self._exporter.start(sequence.room, tuple(sequence.pages.extents), sequence.num_prompt)
         self._resident += self._hand_over(state, sequence.num_resident)
         if state.published:
-            self._events.append(PrefillStarted(sequence.room))
+            self._events.append(PrefillStarted(sequence.room, sequence.num_resident))
 
     def _first_token(self, state: Room, token: int) -> None:
         state.first_token = None
@@ -262,7 +262,7 @@ class PrefillScheduler:
             state.stage = Stage.WAITING
             self._waiting.push(state.sequence)
             return
-        self._events.append(PrefillStarted(state.sequence.room))
+        self._events.append(PrefillStarted(state.sequence.room, state.sequence.num_resident))
 
     def _started(self, state: Room) -> None:
         if state.stage is not Stage.CLOSING and not state.sending:

@@ -7,7 +7,7 @@ from collections.abc import Sequence as List
 
 from baton.engine.page_book import PageBook
 from baton.engine.scheduling.failures import not_finite
-from baton.engine.scheduling.sequence import NO_LOGPROBS, Limits, Sequence, Slice
+from baton.engine.scheduling.sequence import NO_LOGPROBS, Limits, Sequence, Slice, StepPlan
 from baton.engine.types import EngineEvent, Failed, Finished, Logprobs, Role, Token
 
 
@@ -34,6 +34,8 @@ class RunningSet:
         self._retracted: list[Sequence] = []
         self._tickets: dict[int, int] = {}
         self._next_ticket = 0
+        # (from, to): pages that the next step copies before it writes.
+        self._copies: dict[Sequence, tuple[int, int]] = {}
         self.num_retractions = 0
         self.num_recomputed_tokens = 0
 
@@ -78,20 +80,28 @@ class RunningSet:
         self._next_ticket += 1
         self._running.append(sequence)
 
+    def fork(self, sequence: Sequence) -> None:
+        """Takes in a sequence without pages whose prompt another one has computed: it is given pages as one that comes back is, shares the whole ones
+        of the prompt, and copies the last one. Where the other has gone by then, it computes what the tree has not got of it."""
+        self._tickets[sequence.room] = self._next_ticket
+        self._next_ticket += 1
+        self._retracted.append(sequence)
+
     def promised_pages(self) -> int:
         """Free pages that are spoken for: growth of what runs, and all that retracted sequences need to come back."""
         if not self._running and not self._retracted:
             return 0
-        return sum(self._limits.growth_pages(sequence) for sequence in (*self._running, *self._retracted))
+        growth = sum(self._limits.growth_pages(sequence) for sequence in self._running)
+        return growth + sum(self._pages_to_run(sequence) for sequence in self._retracted)
 
     def can_resume(self) -> bool:
-        if not self._retracted:
+        if not self._retracted or len(self._running) >= self._limits.max_running:
             return False
         oldest = self._retracted[0]
         if not self._running:
-            return self._book.num_free >= self._limits.pages_for(len(oldest.tokens))
+            return self._book.num_free + self._book.num_held(oldest) >= self._limits.pages_for(len(oldest.tokens))
         growth = sum(self._limits.growth_pages(sequence) for sequence in self._running)
-        return self._book.num_free >= growth + self._limits.growth_pages(oldest)
+        return self._book.num_free >= growth + self._pages_to_run(oldest)
 
     def resume(self) -> None:
         """Gives pages back to retracted sequences, oldest first, while what runs keeps room to grow."""
@@ -99,11 +109,37 @@ class RunningSet:
             sequence = self._retracted.pop(0)
             self._book.admit(sequence, self._limits.pages_for(len(sequence.tokens)), self._limits.headroom(sequence))
             sequence.num_computed = sequence.num_resident
-            self.num_recomputed_tokens += len(sequence.tokens) - sequence.num_resident
+            if sequence.retracted:
+                self.num_recomputed_tokens += len(sequence.tokens) - sequence.num_resident
+            else:
+                self._copy_last_page(sequence)
             self._running.append(sequence)
             self._running.sort(key=self._ticket)
 
-    def plan(self) -> list[Slice]:
+    def plan(self) -> StepPlan:
+        """What `resume` let in copies its page in this step or not at all: later the page may be another's."""
+        slices = self._slices()
+        pending, self._copies = self._copies, {}
+        copies = {sequence: pages for sequence, pages in pending.items() if slices and sequence.pages.num_pages}
+        for sequence in pending.keys() - copies.keys():
+            sequence.num_computed = sequence.num_resident
+        return StepPlan(tuple(slices), copies=tuple(copies.values()))
+
+    def _copy_last_page(self, fork: Sequence) -> None:
+        """Of the prompt's last page only the last token is computed again, because its logits give the first token of the answer. If its source has
+        lost its pages, the whole page is."""
+        source, fork.source = fork.source, None
+        if source is None or not source.pages.num_pages or source.num_sure < fork.num_prompt:
+            return
+        last = fork.num_prompt - 1
+        place = last // self._limits.page_size
+        self._copies[fork] = (source.pages.page(place), fork.pages.page(place))
+        fork.num_computed = last
+
+    def _pages_to_run(self, retracted: Sequence) -> int:
+        return max(0, self._limits.growth_pages(retracted) - self._book.num_held(retracted))
+
+    def _slices(self) -> list[Slice]:
         """Decode rows first, then chunks of prompts, oldest first, within what the step has left for them. Grows page tables and may retract.
 
         Empty while pages are short and launched steps are unread: what they draw decides who pays."""
@@ -218,6 +254,7 @@ class RunningSet:
     def _retract(self, sequence: Sequence) -> None:
         self._release(sequence)
         self._give_back(sequence)
+        sequence.retracted = True
         self.num_retractions += 1
         self._retracted.append(sequence)
         self._retracted.sort(key=self._ticket)

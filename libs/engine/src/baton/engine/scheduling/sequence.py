@@ -20,6 +20,7 @@ class Sequence:
     num_computed: leading tokens whose keys and values are in `pages`, or will be when all that was launched has run.
     num_in_flight: launched slices whose outcome has not been read: until then a device may still write into `pages`.
     num_sure: leading tokens whose keys and values have been computed, and gave logits that were finite.
+    source: a fork's, until it has pages: whose last page of the prompt it copies. retracted: it had pages and gave them up.
     num_resident: leading tokens that were here before the sequence came. prefix, num_shared_pages: what of `pages` is the prefix tree's, and held.
 
     A sequence computes tokens [num_computed, length); when all are computed, the last one's logits give the next token.
@@ -35,6 +36,8 @@ class Sequence:
     num_resident: int = 0
     num_shared_pages: int = 0
     prefix: PrefixNode | None = None
+    source: Sequence | None = None
+    retracted: bool = False
     pages: PageTable = field(default_factory=PageTable)
 
     @property
@@ -98,11 +101,12 @@ class Slice:
 @dataclass(frozen=True, slots=True)
 class StepPlan:
     """exports: (room, first page, number of pages) that are complete once this step has written its keys and values. resident: those that are
-    complete already, of rooms that this step begins with."""
+    complete already, of rooms that this step begins with. copies: (from, to), pages that are copied before anything else of the step."""
 
     slices: tuple[Slice, ...] = ()
     exports: tuple[tuple[int, int, int], ...] = ()
     resident: tuple[tuple[int, int, int], ...] = ()
+    copies: tuple[tuple[int, int], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -806,7 +806,7 @@ class PrefillStarted(_message.Message):
 
     CACHED_TOKENS_FIELD_NUMBER: _builtins.int
     cached_tokens: _builtins.int
-    """Leading tokens of the prompt that a prefix cache had, or the room that this one is a fork of."""
+    """Leading tokens of the prompt that a prefix cache had. 0 with a ForkLeg."""
     def __init__(
         self,
         *,
