@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import pytest
 import torch
+from engine_reference import engine
 
 from baton.engine import EngineConfig, Role, load_model, plan_layout
-from baton.engine.errors import InsufficientMemoryError
+from baton.engine.device.model import DeviceModel
+from baton.engine.device.steps import DecodeSteps
+from baton.engine.errors import InsufficientMemoryError, RankFailedError
 from baton.engine.memory import (
     MemoryNeed,
     cpu_free_bytes,
@@ -18,6 +21,8 @@ from baton.engine.memory import (
     weight_bytes,
     workspace_bytes,
 )
+from baton.engine.pool import KVPool
+from baton.engine.weights import WeightReader
 
 MODELS = {
     "tied": ("llama", {"tie_word_embeddings": True, "attention_bias": True}),
@@ -135,3 +140,57 @@ def test_free_memory_is_the_machines_or_the_control_groups(tmp_path):
 
 def test_this_machine_says_what_is_free():
     assert 0 < cpu_free_bytes() < 1 << 50
+
+
+def test_a_pool_that_the_machine_does_not_give_is_told(tiny):
+    """Not by arithmetic: the allocation fails."""
+    layout = plan_layout(tiny.ours.config, EngineConfig(num_pages=1 << 40))
+    with pytest.raises(InsufficientMemoryError) as told:
+        KVPool(layout, torch.float32)
+    text = str(told.value)
+    assert text.startswith(
+        f"memory of cpu: the KV pool of {1 << 40} pages, {layout.pool_bytes} bytes, did not fit: {layout.pool_bytes} bytes more were"
+    )
+    assert " GB are free; lower kv_bytes or num_pages" in text
+
+
+def greedy_for_memory(*given, **named):
+    """In the place of what allocates: wants more than there is, and the allocator says so."""
+    torch.empty(1 << 50, dtype=torch.uint8)
+
+
+def test_a_step_without_memory_ends_the_warming_up_with_what_to_lower(tiny, monkeypatch):
+    plain = engine(tiny.ours)
+    monkeypatch.setattr(plain._runner, "launch", greedy_for_memory)
+    with pytest.raises(
+        InsufficientMemoryError, match=r"cpu: a first step of 64 tokens did not fit: 1125899906842624 bytes .* max_num_batched"
+    ):
+        plain.warm_up()
+
+
+@pytest.mark.parametrize("behind", [True, False], ids=["behind the end of a capture", "a rank's"])
+def test_captured_steps_without_memory_are_told_whatever_is_raised_in_front(tiny, monkeypatch, behind):
+    def prepare(*given, **named):
+        try:
+            greedy_for_memory()
+        except RuntimeError as error:
+            if not behind:
+                raise RankFailedError(1, 2, error) from error
+            raise RuntimeError("operation failed due to a previous error during capture")  # noqa: B904
+
+    with torch.inference_mode(), WeightReader(tiny.folder, torch.float32) as reader:
+        model = DeviceModel(tiny.ours.config, reader, torch.float32, torch.device("cpu"))
+    monkeypatch.setattr(DecodeSteps, "prepare", prepare)
+    with pytest.raises(InsufficientMemoryError, match=r"captured steps did not fit: 1125899906842624 bytes .* turn cuda_graphs off") as told:
+        engine(model)
+    assert told.value.__cause__ is not None
+
+
+def test_other_errors_stay_what_they_are(tiny, monkeypatch):
+    def fail(*given, **named):
+        raise RuntimeError("an illegal memory access was encountered")
+
+    plain = engine(tiny.ours)
+    monkeypatch.setattr(plain._runner, "launch", fail)
+    with pytest.raises(RuntimeError, match="illegal memory access"):
+        plain.warm_up()

@@ -32,6 +32,7 @@ from baton.engine.scheduling.decode import DecodeScheduler
 from baton.engine.scheduling.plain import PlainScheduler
 from baton.engine.scheduling.prefill import PrefillScheduler
 from baton.engine.scheduling.sequence import NO_LOGPROBS, Limits, Sequence, StepPlan
+from baton.engine.short_of_memory import FEWER_GRAPHS, SHORTER_STEPS, asked_for
 from baton.engine.types import EngineEvent, EngineStats, Failure, Request, Role
 from baton.engine.warming import run_unasked
 
@@ -86,7 +87,10 @@ class Engine:
         self.layout = plan_layout(model.config, config)
         self.max_model_len = max_model_len(model.config, config)
         self._clock = clock
-        self._runner = _runner(role, model, config, pool or _make_pool(model, self.layout, buffer), self.max_model_len)
+        pool = pool or _make_pool(model, self.layout, buffer)
+        self._device = model.device
+        with asked_for("seats of sequences and captured steps", self._device, FEWER_GRAPHS):
+            self._runner = _runner(role, model, config, pool, self.max_model_len)
         self._flights: deque[Launched] = deque()
         self._ending: dict[int, Failure] = {}
         limits = Limits(
@@ -136,12 +140,15 @@ class Engine:
 
     def warm_up(self) -> None:
         """Runs steps that nobody asked for, prompts and decode steps of the role, so that the first request does not pay for kernels that are
-        compiled, plans that are made and memory that is touched first. Only before the first `add`: it writes into free pages."""
+        compiled, plans that are made and memory that is touched first. Only before the first `add`: it writes into free pages.
+
+        Raises InsufficientMemoryError where a step finds no memory."""
         if self._num_added:
             raise RuntimeError(f"warm_up after {self._num_added} rooms were added: it may run only before the first")
         pool_tokens = self.layout.num_pages * self.layout.page_size
         longest = min(self.max_model_len - 1, self._max_batched, pool_tokens - 1)
-        run_unasked(self._runner, self.role, self.layout, longest)
+        with asked_for(f"a first step of {longest} tokens", self._device, SHORTER_STEPS):
+            run_unasked(self._runner, self.role, self.layout, longest)
         self._runner.launches.clear()
 
     def on_milestones(self, tell: Callable[[list[EngineEvent]], None]) -> None:

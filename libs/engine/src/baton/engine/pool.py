@@ -11,6 +11,7 @@ from torch import Tensor
 
 from baton.engine.errors import BufferTooSmallError
 from baton.engine.layout import KVLayout
+from baton.engine.short_of_memory import LESS_POOL, asked_for
 
 #: A cache line, and the widest vector load.
 ALIGNMENT = 64
@@ -36,7 +37,7 @@ class KVPool:
     """layers[l] is [2, slots, kv heads, head dim]: keys, then values; slot = page * page_size + offset in the page.
 
     `buffer`: writable memory of at least `layout.pool_bytes`, 64-byte aligned, kept alive by this object but owned by the caller;
-    None: the pool makes its own, on `device`. Bytes of pages that nobody wrote are undefined and never read.
+    None: the pool makes its own, on `device`, or raises InsufficientMemoryError. Bytes of pages that nobody wrote are undefined and never read.
     """
 
     def __init__(self, layout: KVLayout, dtype: torch.dtype, buffer: memoryview | None = None, device: torch.device | str = "cpu") -> None:
@@ -44,7 +45,8 @@ class KVPool:
             raise ValueError(f"layout.itemsize = {layout.itemsize}, but {dtype} takes {dtype.itemsize} bytes")
         self.layout = layout
         num_elements = layout.pool_bytes // layout.itemsize
-        flat = torch.empty(num_elements, dtype=dtype, device=device) if buffer is None else _foreign(buffer, layout, dtype)
+        with asked_for(f"the KV pool of {layout.num_pages} pages, {layout.pool_bytes} bytes,", device, LESS_POOL):
+            flat = torch.empty(num_elements, dtype=dtype, device=device) if buffer is None else _foreign(buffer, layout, dtype)
         self.address = flat.data_ptr()
         num_slots = layout.num_pages * layout.page_size
         self.planes = flat.view(layout.num_layers, 2, num_slots, layout.num_kv_heads, layout.head_dim)

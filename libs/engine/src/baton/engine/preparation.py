@@ -22,6 +22,7 @@ from baton.engine.parallel.model import ShardedModel
 from baton.engine.parallel.pool import ShardedPool
 from baton.engine.pool import KVPool
 from baton.engine.shard import shard_config
+from baton.engine.short_of_memory import asked_for
 from baton.engine.types import Role
 from baton.engine.weight_files import weight_files
 from baton.engine.weights import Progress
@@ -111,16 +112,17 @@ def prepare(
         at_least = replace(config, num_pages=1) if open_size else config
         for place in places:
             _require_on_device(model_config, at_least, place, memory_fraction, tensor_parallel, file)
-    model = load_model(
-        folder,
-        config.dtype,
-        role,
-        device=device,
-        load_format=load_format,
-        progress=progress,
-        tensor_parallel=tensor_parallel,
-        deterministic=config.deterministic,
-    )
+    with asked_for("the weights", places[0], "a smaller dtype, a smaller model or more memory is needed: what was free before is taken now"):
+        model = load_model(
+            folder,
+            config.dtype,
+            role,
+            device=device,
+            load_format=load_format,
+            progress=progress,
+            tensor_parallel=tensor_parallel,
+            deterministic=config.deterministic,
+        )
     if open_size and places[0].type != "cpu":
         least = min(_kv_bytes(model_config, config, place, memory_fraction, tensor_parallel) for place in places)
         config = replace(config, kv_bytes=least * tensor_parallel)
