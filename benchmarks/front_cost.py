@@ -20,11 +20,13 @@ import sys
 import threading
 import time
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import grpc.aio
 from opentelemetry.trace import NoOpTracer
 
 from baton.engine import Engine, EngineConfig, EngineEvent, EngineStats, KVLayout, Request, Role, load_model
+from baton.engine.grammar import Grammars
 from baton.engine.types import Token
 from baton.servicekit import GrpcServer, LogSettings, configure_logs
 from baton.wire.channel import CHANNEL_OPTIONS, SERVER_OPTIONS
@@ -145,7 +147,9 @@ async def serve(arguments: argparse.Namespace) -> float:
     host = EngineHost(meter)  # type: ignore[arg-type]
     Tap(host, meter)
     limits = Limits(Role.PLAIN, 100, 2048, engine.layout.num_pages, engine.layout.page_size)
-    front = WorkerFront(host, limits, Description("bench", "m", "0", common_pb2.KVFingerprint()), max_rooms=4096, tracer=NoOpTracer())
+    front = WorkerFront(
+        host, limits, Description("bench", "m", "0", common_pb2.KVFingerprint()), grammars=Grammars(Path(), 100), max_rooms=4096, tracer=NoOpTracer()
+    )
     server = GrpcServer("127.0.0.1", 0, options=SERVER_OPTIONS)
     add_services(server, front, Role.PLAIN)
     await server.start()

@@ -14,6 +14,7 @@ from opentelemetry.trace import NoOpTracer
 from smg_grpc_proto.generated import sglang_scheduler_pb2 as pb
 from smg_grpc_proto.generated import sglang_scheduler_pb2_grpc as pb_grpc
 
+from baton.engine.grammar import Grammars
 from baton.engine.types import (
     EngineEvent,
     EngineStats,
@@ -115,8 +116,8 @@ class Bench:
         self.publications = Publications()
         mark = common_pb2.KVFingerprint(protocol_version=1, model="tiny", page_size=16, dtype="float32")
         self.front = WorkerFront(
-            self.host, Limits(role, 1000, 256, 32, 16), Description("worker-1", "tiny", "1.0", mark), max_rooms=4, tracer=NoOpTracer(),
-            on_refused=self.publications.refuse, on_peers=self.named.append,
+            self.host, Limits(role, 1000, 256, 32, 16), Description("worker-1", "tiny", "1.0", mark), grammars=Grammars(folder, 1000), max_rooms=4,
+            tracer=NoOpTracer(), on_refused=self.publications.refuse, on_peers=self.named.append,
         )  # fmt: skip
         claims = Claims(self.publications, timeout_s=timeout_s, capacity=2)
         leg = {Role.PREFILL: claims, Role.DECODE: Peering(self.front, timeout_s=timeout_s), Role.PLAIN: None}[role]

@@ -7,12 +7,14 @@ import threading
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Self
 
 import grpc.aio
 import pytest
 from opentelemetry.trace import NoOpTracer
 
+from baton.engine.grammar import Grammars
 from baton.engine.types import EngineEvent, EngineStats, Failed, Failure, Finished, FinishReason, PrefillStarted, Request, Role, Token
 from baton.servicekit import GrpcServer
 from baton.wire.channel import CHANNEL_OPTIONS, SERVER_OPTIONS
@@ -162,7 +164,7 @@ def engine() -> ScriptedEngine:
 
 
 @pytest.fixture
-async def bench(engine: ScriptedEngine) -> AsyncIterator[Bench]:
+async def bench(engine: ScriptedEngine, tmp_path: Path) -> AsyncIterator[Bench]:
     host = EngineHost(engine)
     limits = Limits(Role.PLAIN, vocab_size=1000, max_model_len=64, num_pages=8, page_size=4)
     description = Description("plain-1", "tiny", "0.0", common_pb2.KVFingerprint(model="tiny"))
@@ -174,6 +176,7 @@ async def bench(engine: ScriptedEngine) -> AsyncIterator[Bench]:
         host,
         limits,
         description,
+        grammars=Grammars(tmp_path, 1000),
         max_rooms=4,
         tracer=NoOpTracer(),
         on_refused=lambda room, failure: refused.append((room, failure)),

@@ -1,4 +1,4 @@
-"""What a request changes in its logits before a token is drawn: penalties and bias. The same on every device.
+"""What a request changes in its logits before a token is drawn: penalties, bias, what its grammar rules out. The same on every device.
 
 Nothing is kept from token to token: what a penalty needs is read off the tokens themselves. So a prompt that is computed again, after a retraction
 or on another server, gives what the first one gave.
@@ -6,10 +6,12 @@ or on another server, gives what the first one gave.
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor
 
-from baton.engine.device.upload import upload
+from baton.engine.device.upload import upload, upload_mask
 from baton.engine.types import SamplingParams
 
 #: Token ids [n] int64 and what is added to the logit of each [n] float32.
@@ -21,7 +23,8 @@ def adjust(row: Tensor, params: SamplingParams, history: Tensor, num_answered: i
     answer; may be empty where nothing penalises. bias: `bias_of(params)`, where it is kept. Never waits for the device.
 
     In this order: logits of tokens in prompt or answer are divided by repetition_penalty where they are positive and multiplied where they are
-    negative; frequency_penalty is taken off as many times as the answer has the token, presence_penalty once where it has it; bias is added.
+    negative; frequency_penalty is taken off as many times as the answer has the token, presence_penalty once where it has it; bias is added; what the
+    grammar does not allow is ruled out. Waits for the grammar's mask, if that is not made yet.
     """
     if params.repetition_penalty != 1.0:
         # A token that stands there twice is written twice, with the same value.
@@ -34,6 +37,8 @@ def adjust(row: Tensor, params: SamplingParams, history: Tensor, num_answered: i
     if params.logit_bias:
         tokens, values = bias or bias_of(params, row.device)
         row.index_add_(0, tokens, values)
+    if params.grammar is not None:
+        row.masked_fill_(upload_mask(params.grammar.forbidden(), row.device), -math.inf)
 
 
 def bias_of(params: SamplingParams, device: torch.device) -> Bias:

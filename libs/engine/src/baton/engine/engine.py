@@ -17,6 +17,7 @@ from baton.engine.errors import InvalidSettingError
 from baton.engine.given_up import GivenUp
 from baton.engine.layout import KVLayout
 from baton.engine.loader import torch_dtype
+from baton.engine.masks import Masks
 from baton.engine.models.llama import LlamaModel
 from baton.engine.page_book import PageBook
 from baton.engine.parallel.model import ShardedModel
@@ -93,6 +94,7 @@ class Engine:
             self._runner = _runner(role, model, config, pool, self.max_model_len)
         self._flights: deque[Launched] = deque()
         self._ending: dict[int, Failure] = {}
+        self._masks = Masks()
         limits = Limits(
             page_size=config.page_size,
             max_num_batched_tokens=config.max_num_batched_tokens,
@@ -171,11 +173,16 @@ class Engine:
             self._read(WAIT_S)
         return self._scheduler.take_events()
 
+    def close(self) -> None:
+        """Ends its threads. From the engine's own, or when that has ended; no step after it."""
+        self._masks.close()
+
     def _launch(self) -> bool:
         plan = self._scheduler.plan()
         if not plan.slices:
             return False
         self._tell()
+        self._masks.begin(plan)
         self._scheduler.advance(plan)
         began = self._clock()
         self._hand_over_resident(plan)

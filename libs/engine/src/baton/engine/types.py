@@ -4,6 +4,10 @@ from __future__ import annotations
 
 import enum
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from baton.engine.grammar import Constraint
 
 
 class Role(enum.Enum):
@@ -34,6 +38,7 @@ class SamplingParams:
     included, unless the client ignores them. repetition_penalty: 1 is off; of prompt and answer. presence_penalty, frequency_penalty: 0 is off; of
     the answer alone, to which the prompt's last `answered_tokens` count as well: an earlier room drew them. logit_bias: (token, what is added).
     top_logprobs: how many of the most probable tokens are told with each token and its own log probability; None: neither is.
+    grammar: what the answer is held to, this request's own; `min_tokens` is 0 then, and `stop_token_ids` has the end-of-sequence tokens.
     """
 
     temperature: float = 0.0
@@ -50,6 +55,7 @@ class SamplingParams:
     logit_bias: tuple[tuple[int, float], ...] = ()
     top_logprobs: int | None = None
     answered_tokens: int = 0
+    grammar: Constraint | None = None
 
     @property
     def penalises(self) -> bool:
@@ -59,7 +65,7 @@ class SamplingParams:
     @property
     def adjusts(self) -> bool:
         """Whether logits are changed before they are drawn from."""
-        return self.penalises or bool(self.logit_bias)
+        return self.penalises or bool(self.logit_bias) or self.grammar is not None
 
 
 @dataclass(frozen=True, slots=True)

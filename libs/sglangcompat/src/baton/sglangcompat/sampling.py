@@ -11,7 +11,7 @@ from baton.workerkit import RefusedError
 #: The `sampling_level` of workers that heed penalties and biases.
 LEVEL_OF_PENALTIES = 1
 
-_CONSTRAINTS = "refused: structured output is not made by this server: leave it out"
+_CONSTRAINTS = "refused: structured output is taken over Baton's own contract only: leave it out, or ask Baton's gateway for it"
 
 
 def to_sampling(given: Any, *, seed: int, most_tokens: int, eos_token_ids: Iterable[int], vocab_size: int, level: int) -> worker_pb2.Sampling:

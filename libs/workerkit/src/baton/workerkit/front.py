@@ -6,17 +6,19 @@ import asyncio
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TypeVar
 
 from opentelemetry import trace
 
+from baton.engine.grammar import Grammar, GrammarError, Grammars
 from baton.engine.types import EngineEvent, Failed, Failure, KVReady, Role, Token, Transferred
 from baton.servicekit import FailedRoom, Metrics, extract_traceparent, get_logger, mark_failed
 from baton.wire.status import stage_name
 from baton.wire.v1 import common_pb2, worker_pb2
 from baton.workerkit.convert import ROLES, event_to_wire, failure_to_wire, load_to_wire
 from baton.workerkit.errors import HostStoppedError, RefusedError
+from baton.workerkit.grammar_desk import GrammarDesk
 from baton.workerkit.host import Batch, EngineHost
 from baton.workerkit.intake import SAMPLING_LEVEL, Limits, take
 from baton.workerkit.metrics import TransferMetrics, observe_engine, observe_front
@@ -46,6 +48,7 @@ class Description:
 class WorkerFront:
     """Rooms in, reports out.
 
+    grammars: of the model that is served.
     on_refused: called with (room, failure) when a Start was refused at intake: whoever else waits for that room must be told.
     on_peers: called with the union of what all gateways named in Peers, whenever it changed.
     on_lost: called once with the exception that ended the engine, after every open room was failed.
@@ -57,6 +60,7 @@ class WorkerFront:
         limits: Limits,
         description: Description,
         *,
+        grammars: Grammars,
         max_rooms: int,
         tracer: trace.Tracer,
         on_refused: Callable[[int, Failure], None] | None = None,
@@ -67,6 +71,7 @@ class WorkerFront:
         self._host = host
         self._limits = limits
         self._description = description
+        self._grammars = GrammarDesk(grammars)
         self._max_rooms = max_rooms
         self._tracer = tracer
         self._on_refused = on_refused or (lambda room, failure: None)
@@ -134,6 +139,7 @@ class WorkerFront:
     async def close(self) -> None:
         """Stops the timers and the engine's thread. Rooms must be over, or they are dropped."""
         self._reaper.close()
+        self._grammars.close()
         if self._load_task is not None:
             self._load_task.cancel()
         await asyncio.to_thread(self._host.stop)
@@ -187,10 +193,10 @@ class WorkerFront:
         self._rooms.add(entry)
         self._idle.clear()
         self._reaper.watch(entry.room, entry.due())
-        try:
-            self._host.submit(request)
-        except HostStoppedError as error:
-            self._end(entry, Failed(entry.room, self._engine_failure(error)), now)
+        if start.sampling.grammar:
+            self._grammars.ask(start.sampling.grammar, lambda made: self._submit_held(entry, made))
+        else:
+            self._submit(entry)
 
     def abort_room(self, room: int, failure: Failure) -> None:
         """Ends a room; unknown ones are ignored (the abort crossed the room's own end)."""
@@ -216,6 +222,27 @@ class WorkerFront:
             sampling_level=SAMPLING_LEVEL,
             takes_forks=self._limits.role is not Role.PREFILL,
         )
+
+    def _submit(self, entry: OpenRoom[GatewaySession]) -> None:
+        try:
+            self._host.submit(entry.request)
+        except HostStoppedError as error:
+            self._end(entry, Failed(entry.room, self._engine_failure(error)), time.monotonic())
+
+    def _submit_held(self, entry: OpenRoom[GatewaySession], made: Grammar | GrammarError) -> None:
+        """The room's grammar is compiled, or cannot be: then the engine, and its pages, never hear of the room."""
+        if self._rooms.get(entry.room) is not entry:
+            return  # the engine was lost meanwhile, and every room with it
+        failure = entry.ending
+        if failure is None and isinstance(made, GrammarError):
+            failure = Failure("INVALID_ARGUMENT", self._origin, "grammar_invalid", f"sampling.grammar cannot be compiled: {made}")
+        if isinstance(made, Grammar) and failure is None:
+            entry.request.sampling = replace(entry.request.sampling, grammar=made.constraint())
+            self._submit(entry)
+            return
+        assert failure is not None
+        self._end(entry, Failed(entry.room, failure), time.monotonic())
+        self._on_refused(entry.room, failure)
 
     def _check_capacity(self, room: int) -> None:
         if self.draining:

@@ -6,6 +6,7 @@ import math
 import struct
 from dataclasses import dataclass, field
 
+from baton.engine.grammar import MAX_GRAMMAR_BYTES
 from baton.engine.types import MAX_STOP_TOKENS, MAX_TOP_LOGPROBS, Request, Role, SamplingParams
 from baton.wire.v1 import common_pb2, worker_pb2
 from baton.workerkit.errors import RefusedError
@@ -13,7 +14,7 @@ from baton.workerkit.errors import RefusedError
 MAX_ROOM = 2**63 - 1
 
 #: Which fields of the wire's Sampling are heeded here: the proto says what the numbers mean.
-SAMPLING_LEVEL = 1
+SAMPLING_LEVEL = 2
 
 #: Outside of it a 32-bit logit may overflow.
 REPETITION_PENALTY = (0.01, 10.0)
@@ -53,7 +54,7 @@ class Limits:
 
 
 def take(start: worker_pb2.Start, limits: Limits, now: float) -> Request:
-    """The request that `start` asks for; times are on time.monotonic(). Raises RefusedError."""
+    """The request that `start` asks for, but for its grammar, which is not compiled yet; times are on time.monotonic(). Raises RefusedError."""
     if not 0 < start.room <= MAX_ROOM:
         raise _invalid("room_missing", f"room={start.room} is outside [1, 2**63 - 1]: rooms are drawn by the gateway; send requests there")
     peer = _leg(start, limits.role)
@@ -125,6 +126,7 @@ def _sampling(wire: worker_pb2.Sampling, num_prompt: int, limits: Limits) -> Sam
     if (highest := max(wire.stop_token_ids, default=0)) >= limits.vocab_size:
         raise _invalid("token_out_of_range", f"sampling.stop_token_ids has token {highest}, the model's vocabulary is [0, {limits.vocab_size})")
     _check_adjustments(wire, num_prompt, limits)
+    _check_grammar(wire)
     return SamplingParams(
         temperature=wire.temperature,
         top_p=wire.top_p,
@@ -164,6 +166,15 @@ def _check_adjustments(wire: worker_pb2.Sampling, num_prompt: int, limits: Limit
         raise _invalid("sampling_out_of_range", f"sampling.top_logprobs={wire.top_logprobs} is above {MAX_TOP_LOGPROBS}")
     if wire.answered_tokens >= num_prompt:
         raise _invalid("sampling_out_of_range", f"sampling.answered_tokens={wire.answered_tokens} is not below the prompt's {num_prompt} tokens")
+
+
+def _check_grammar(wire: worker_pb2.Sampling) -> None:
+    if (num_bytes := len(wire.grammar.encode())) > MAX_GRAMMAR_BYTES:
+        raise _invalid("grammar_too_large", f"sampling.grammar has {num_bytes} bytes, the limit is {MAX_GRAMMAR_BYTES}: shorten it")
+    if wire.grammar and wire.min_tokens:
+        raise _invalid(
+            "sampling_out_of_range", f"sampling.min_tokens={wire.min_tokens} beside a grammar, which says itself how short an answer may be"
+        )
 
 
 def _float32(value: float) -> float:

@@ -20,6 +20,7 @@ from baton.decode.peer import Doors
 from baton.decode.peers import PeerSet
 from baton.decode.sampling import DigestSampler
 from baton.engine import EngineError, Role
+from baton.engine.grammar import Grammars
 from baton.kvtransfer import AgentConfig, RankMemories, TransferError, digest, open_ranks
 from baton.kvtransfer.identity import Identity
 from baton.servicekit import (
@@ -127,6 +128,7 @@ async def _serve(life: Lifecycle, *, settings: DecodeSettings, instance_id: str,
                 receiver = await _open_receiver(life, loaded, settings, instance_id, tls)
                 undo.push_async_callback(receiver.close)
             engine = await asyncio.to_thread(_make_engine, loaded, receiver)
+            undo.callback(engine.close)
         except (EngineError, TransferError) as error:
             raise StartError(str(error)) from error
         await _serve_engine(life, engine, loaded, receiver, settings, instance_id, tracing, metrics, tls)
@@ -215,6 +217,7 @@ async def _serve_engine(
         host,
         Limits(engine.role, loaded.prepared.model.config.vocab_size, engine.max_model_len, engine.layout.num_pages, engine.layout.page_size),
         Description(instance_id, loaded.fingerprint.model, version("baton-decode"), loaded.fingerprint),
+        grammars=Grammars(settings.engine.model_path, loaded.prepared.model.config.vocab_size),
         max_rooms=settings.engine.max_rooms,
         tracer=tracing.tracer("baton.decode"),
         on_peers=receiver.peers.name if receiver is not None else None,

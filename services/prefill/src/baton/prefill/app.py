@@ -12,6 +12,7 @@ from importlib.metadata import version
 from typing import TYPE_CHECKING
 
 from baton.engine import EngineError, KVLayout, Role
+from baton.engine.grammar import Grammars
 from baton.kvtransfer import AgentConfig, RankMemories, TransferError, digest, open_ranks
 from baton.prefill.bootstrap import BootstrapServicer, Here
 from baton.prefill.config import PrefillSettings, load_settings
@@ -129,6 +130,7 @@ def _build(settings: PrefillSettings, instance_id: str, undo: ExitStack) -> _Mac
     undo.callback(exporter.close)
     pool = pool or prepared.host_pool([region.buffer for region in memories.regions])
     engine = Engine(Role.PREFILL, prepared.model, prepared.config, pool=pool, exporter=exporter)
+    undo.callback(engine.close)
     engine.warm_up()
     return _Machine(memories, layout, exporter, engine, mark, prepared.model.config.vocab_size)
 
@@ -155,6 +157,7 @@ async def _serve_machine(life: Lifecycle, machine: _Machine, settings: PrefillSe
         host,
         Limits(Role.PREFILL, machine.vocab_size, engine.max_model_len, engine.layout.num_pages, engine.layout.page_size),
         Description(instance_id, machine.fingerprint.model, version("baton-prefill"), machine.fingerprint, bootstrap_address),
+        grammars=Grammars(settings.engine.model_path, machine.vocab_size),
         max_rooms=settings.engine.max_rooms,
         tracer=tracing.tracer("baton.prefill"),
         on_refused=machine.exporter.refuse,

@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence as List
 from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 
@@ -15,3 +17,9 @@ def upload(values: List[Any], dtype: torch.dtype, device: torch.device) -> Tenso
     if device.type == "cpu":
         return torch.tensor(values, dtype=dtype)
     return torch.tensor(values, dtype=dtype, pin_memory=True).to(device, non_blocking=True)
+
+
+def upload_mask(mask: NDArray[np.bool_], device: torch.device) -> Tensor:
+    """The same for numbers that numpy has; on a CPU they are not copied."""
+    host = torch.from_numpy(mask)
+    return host if device.type == "cpu" else host.pin_memory().to(device, non_blocking=True)

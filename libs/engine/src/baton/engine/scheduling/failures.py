@@ -48,6 +48,15 @@ def not_finite(role: Role) -> Failure:
     return Failure("INTERNAL", ORIGINS[role], "logits_not_finite", message)
 
 
+def grammar_fault(request: Request, role: Role) -> Failure | None:
+    """Why no token may come next, where a request's grammar is the reason."""
+    grammar = request.sampling.grammar
+    if grammar is None or not grammar.fault:
+        return None
+    message = f"the answer cannot be held to its grammar any longer: {grammar.fault}; simplify the schema or grammar"
+    return Failure("INVALID_ARGUMENT", ORIGINS[role], "grammar_fault", message)
+
+
 def no_such_token(token: int, vocab_size: int) -> Failure:
     """What a prefill server rang the doorbell with."""
     message = f"prefill's first token is {token}, the vocabulary is [0, {vocab_size}): do both servers serve the same model?"

@@ -12,7 +12,7 @@ from baton.engine.errors import DuplicateRoomError
 from baton.engine.page_book import PageBook
 from baton.engine.ports import ExportEvent, KVExporter, PublishedSlots, SendDone, SendFailed, SendStarted
 from baton.engine.scheduling.admission import AdmissionQueue
-from baton.engine.scheduling.failures import expired, not_finite, refusal
+from baton.engine.scheduling.failures import expired, grammar_fault, not_finite, refusal
 from baton.engine.scheduling.sequence import NO_LOGPROBS, Limits, Sequence, Slice, StepPlan
 from baton.engine.types import (
     Bootstrapped,
@@ -177,6 +177,9 @@ class PrefillScheduler:
             state = self._rooms.get(piece.sequence.room)
             if state is None or state.sequence is not piece.sequence or state.stage is not Stage.COMPUTING:
                 continue  # it ended while its last chunk ran
+            if token is None and (fault := grammar_fault(state.sequence.request, Role.PREFILL)) is not None:
+                self._close(state, fault)
+                continue
             if token is None:
                 self._book.damaged(piece.sequence)
                 self._close(state, not_finite(Role.PREFILL))

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from collections.abc import Sequence as List
 
 from baton.engine.page_book import PageBook
-from baton.engine.scheduling.failures import not_finite
+from baton.engine.scheduling.failures import grammar_fault, not_finite
 from baton.engine.scheduling.sequence import NO_LOGPROBS, Limits, Sequence, Slice, StepPlan
 from baton.engine.types import EngineEvent, Failed, Finished, Logprobs, Role, Token
 
@@ -143,7 +143,7 @@ class RunningSet:
         """Decode rows first, then chunks of prompts, oldest first, within what the step has left for them. Grows page tables and may retract.
 
         Empty while pages are short and launched steps are unread: what they draw decides who pays."""
-        going = [sequence for sequence in self._running if not sequence.num_pending or sequence.max_tokens_left(self._limits.max_model_len) > 0]
+        going = [sequence for sequence in self._running if not sequence.num_pending or self._may_run_ahead(sequence)]
         if not self._grow(going):
             return []
         decoding = [sequence for sequence in going if sequence.num_computed == sequence.length - 1]
@@ -190,8 +190,14 @@ class RunningSet:
         self._drop({room})
         self._let_go()
 
+    def _may_run_ahead(self, sequence: Sequence) -> bool:
+        """Whether the token behind one that is not read yet may be computed. What a grammar allows there depends on that one."""
+        return sequence.request.sampling.grammar is None and sequence.max_tokens_left(self._limits.max_model_len) > 0
+
     def _take(self, piece: Slice, token: int | None, logprobs: Logprobs | None) -> list[EngineEvent]:
         sequence = piece.sequence
+        if token is None and (fault := grammar_fault(sequence.request, self._role)) is not None:
+            return [Failed(sequence.room, fault)]
         if token is None:
             sequence.num_sure = 0
             self._book.damaged(sequence)
