@@ -7,6 +7,7 @@ Triton and captured steps; those that join two engines through host memory are l
 from __future__ import annotations
 
 import os
+import time
 
 import pytest
 import torch
@@ -22,6 +23,7 @@ from baton.engine.device.runner import batch_sizes
 from baton.engine.page_table import PageTable
 from baton.engine.pool import KVPool
 from baton.engine.scheduling.sequence import Sequence, Slice
+from baton.engine.step_time import PARTS
 from baton.engine.types import Extent, Failed
 from baton.engine.weights import WeightReader
 
@@ -253,3 +255,24 @@ def test_batch_sizes():
     assert batch_sizes(1) == [1]
     assert batch_sizes(8) == [1, 2, 4, 8]
     assert batch_sizes(100)[-3:] == [80, 96, 100]
+
+
+def test_where_the_hosts_part_of_steps_goes_is_told(model):
+    plain, told = engine(model), []
+    plain.add(request(1, prompts([9])[0], max_tokens=1))
+    run(plain)  # whoever does not listen pays for no list
+    plain.step_time.on_step(lambda spent, idle_s: told.append((dict(zip(PARTS, spent, strict=True)), idle_s)))
+    begun, before = time.perf_counter(), plain.stats().steps
+    for room in (2, 3):
+        plain.add(request(room, prompts([9])[0], max_tokens=20))
+    run(plain)
+    took = time.perf_counter() - begun
+    assert len(told) == plain.stats().steps - before
+    parts = {part: sum(spent[part] for spent, _ in told) for part in PARTS}
+    assert 0 < sum(parts.values()) < took
+    assert min(parts[part] for part in ("admit", "schedule", "launch", "commit")) > 0
+    assert parts["deliver"] == 0  # the host's, which is not here
+    if DEVICE.type == "cuda":
+        assert sum(idle_s is not None and 0 <= idle_s < took for _, idle_s in told) >= 15
+    else:
+        assert {idle_s for _, idle_s in told} == {None}

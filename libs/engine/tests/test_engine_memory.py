@@ -162,9 +162,7 @@ def greedy_for_memory(*given, **named):
 def test_a_step_without_memory_ends_the_warming_up_with_what_to_lower(tiny, monkeypatch):
     plain = engine(tiny.ours)
     monkeypatch.setattr(plain._runner, "launch", greedy_for_memory)
-    with pytest.raises(
-        InsufficientMemoryError, match=r"cpu: a first step of 64 tokens did not fit: 1125899906842624 bytes .* max_num_batched"
-    ):
+    with pytest.raises(InsufficientMemoryError, match=r"cpu: a first step of 64 tokens did not fit: 1125899906842624 bytes .* max_num_batched"):
         plain.warm_up()
 
 

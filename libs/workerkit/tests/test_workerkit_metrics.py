@@ -12,10 +12,11 @@ import pytest
 import structlog
 from prometheus_client.parser import text_string_to_metric_families
 
+from baton.engine.step_time import PARTS
 from baton.engine.types import EngineStats, KVReady, Role, TransferStats
 from baton.servicekit import ListenSettings, LogSettings, Metrics, MetricsSettings, configure_logs, configure_metrics
 from baton.workerkit import EngineHost, GpuMetrics, StepMetrics
-from baton.workerkit.metrics import TransferMetrics, observe_engine
+from baton.workerkit.metrics import ReplyTime, TransferMetrics, observe_engine
 
 HERE = MetricsSettings(exporter=("prometheus",), port=0)
 
@@ -81,13 +82,24 @@ def test_steps_are_counted_in_buckets(role: Role) -> None:
     steps = StepMetrics(metrics)
     for took_s, num_sequences, num_tokens in ((0.001, 1, 1), (0.004, 3, 40), (9.0, 1, 20_000)):
         steps.step(took_s, num_sequences, num_tokens)
+    steps.host((1e-5, 2e-5, 3e-4, 4e-3, 5e-5, 6e-6), None)
+    steps.host((1e-5, 2e-5, 3e-4, 4e-3, 5e-5, 6e-6), 2e-5)
+    front = ReplyTime(metrics)
+    front.batch()
+    sum(range(200_000))
+    front.batch()
     found = scraped(metrics)
     assert found["baton_step_duration_seconds_count"] == {"": 3}
     assert (found["baton_step_duration_seconds_bucket"]["0.005"], found["baton_step_duration_seconds_bucket"]["+Inf"]) == (2, 3)
     assert found["baton_step_sequences_sum"] == {"": 5}
     assert found["baton_step_tokens_sum"] == {"": 20_041}
+    assert found["baton_step_host_seconds_count"] == {**dict.fromkeys(PARTS, 2), "reply": 1}
+    assert found["baton_step_host_seconds_sum"]["wait"] == pytest.approx(8e-3)
+    assert found["baton_step_host_seconds_sum"]["reply"] > 1e-4
+    assert found["baton_step_idle_seconds_sum"] == {"": pytest.approx(2e-5)}
     off = StepMetrics(configure_metrics(MetricsSettings(), service="prefill", instance_id="two"))
     off.step(0.1, 1, 1)
+    off.host((0.0,) * len(PARTS), 0.0)
 
 
 def test_transfers_by_transport() -> None:

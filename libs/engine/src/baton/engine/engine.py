@@ -34,6 +34,7 @@ from baton.engine.scheduling.plain import PlainScheduler
 from baton.engine.scheduling.prefill import PrefillScheduler
 from baton.engine.scheduling.sequence import NO_LOGPROBS, Limits, Sequence, StepPlan
 from baton.engine.short_of_memory import FEWER_GRAPHS, SHORTER_STEPS, asked_for
+from baton.engine.step_time import ADMIT, COMMIT, LAUNCH, SCHEDULE, WAIT, StepTime
 from baton.engine.types import EngineEvent, EngineStats, Failure, Request, Role
 from baton.engine.warming import run_unasked
 
@@ -43,12 +44,13 @@ WAIT_S = 0.001
 
 @dataclass(frozen=True, slots=True)
 class Launched:
-    """A step under way. began: when it was launched."""
+    """A step under way. began: when it was launched. behind: while another one was unread."""
 
     plan: StepPlan
     flight: Flight
     began: float
     given_up: GivenUp
+    behind: bool
 
 
 class Engine:
@@ -116,6 +118,8 @@ class Engine:
         self._prompt_speed = PromptSpeed()
         self._last_progress = clock()
         self._tell_step: Callable[[float, int, int], None] | None = None
+        #: Where the host's part of steps goes; who calls `step` may add to it.
+        self.step_time = StepTime()
 
     def add(self, request: Request) -> None:
         """Takes a room in. A request that can never fit is answered with a Failed event that has the numbers.
@@ -167,11 +171,15 @@ class Engine:
     def step(self) -> list[EngineEvent]:
         """Polls the port, launches at most one forward pass, reads those that have run, and returns everything that happened since the last
         step, in order. Waits for a device at most `WAIT_S`, so that commands are taken between two steps."""
+        self.step_time.skip()
         self._scheduler.poll()
+        self.step_time.lap(ADMIT)
         launched = len(self._flights) <= self._runner.depth and self._launch()
         if self._flights and not (launched and len(self._flights) <= self._runner.depth):
             self._read(WAIT_S)
-        return self._scheduler.take_events()
+        events = self._scheduler.take_events()
+        self.step_time.lap(COMMIT)
+        return events
 
     def close(self) -> None:
         """Ends its threads. From the engine's own, or when that has ended; no step after it."""
@@ -180,14 +188,17 @@ class Engine:
     def _launch(self) -> bool:
         plan = self._scheduler.plan()
         if not plan.slices:
+            self.step_time.lap(SCHEDULE)
             return False
         self._tell()
         self._masks.begin(plan)
         self._scheduler.advance(plan)
         began = self._clock()
         self._hand_over_resident(plan)
-        given_up = GivenUp([piece.sequence.room for piece in plan.slices], self._ending)
-        self._flights.append(Launched(plan, self._runner.launch(plan, self._layer_done(plan), given_up), began, given_up))
+        given_up, behind = GivenUp([piece.sequence.room for piece in plan.slices], self._ending), bool(self._flights)
+        self.step_time.lap(SCHEDULE)
+        self._flights.append(Launched(plan, self._runner.launch(plan, self._layer_done(plan), given_up), began, given_up, behind))
+        self.step_time.lap(LAUNCH)
         if given_up.at is not None:
             # At once: what they have not computed must be in no further plan, and told to nobody.
             for room in given_up.rooms:
@@ -196,12 +207,18 @@ class Engine:
 
     def _read(self, timeout_s: float) -> None:
         """Reads the oldest launched steps as far as they have run."""
-        while self._flights and self._flights[0].flight.wait(timeout_s):
+        while self._flights:
+            has_run = self._flights[0].flight.wait(timeout_s)
+            self.step_time.lap(WAIT)
+            if not has_run:
+                return
             launched = self._flights.popleft()
             left = launched.given_up.at is not None
             drawn = [None for piece in launched.plan.slices if piece.samples] if left else launched.flight.drawn()
             self._scheduler.resolve(launched.plan, drawn, NO_LOGPROBS if left else launched.flight.logprobs())
             self._count(launched)
+            self.step_time.lap(COMMIT)
+            self.step_time.end(launched.flight.idle_s() if launched.behind and self.step_time.is_told else None)
             timeout_s = 0.0
 
     def has_work(self) -> bool:
@@ -230,10 +247,12 @@ class Engine:
 
         def layer_done(layer: int, ready: object | None) -> None:
             exporter.layer_done(layer, plan.exports, ready)
+            self.step_time.lap(LAUNCH)
             if isinstance(self._scheduler, PrefillScheduler):
                 self._scheduler.poll_started()
             self._read(0.0)  # a first token that waits for the launch of the next prompt is late for nothing
             self._tell()
+            self.step_time.lap(COMMIT)
 
         return layer_done
 

@@ -35,6 +35,10 @@ class Flight(Protocol):
     def logprobs(self) -> dict[int, Logprobs]:
         """Of those of `drawn` whose requests asked for them, by their place in it. Under the same conditions."""
 
+    def idle_s(self) -> float | None:
+        """Seconds that the device stood still between the decode step launched before this one and this one. None: it is none, or runs on a CPU, or
+        prompts were computed between them. Only after `wait` said True."""
+
 
 class Runner(Protocol):
     """Launches steps, which run in the order of their launch. All calls come from the engine's thread."""
@@ -69,6 +73,9 @@ class Done:
 
     def logprobs(self) -> dict[int, Logprobs]:
         return self._logprobs
+
+    def idle_s(self) -> float | None:
+        return None
 
 
 class CpuRunner:

@@ -21,7 +21,7 @@ from baton.workerkit.errors import HostStoppedError, RefusedError
 from baton.workerkit.grammar_desk import GrammarDesk
 from baton.workerkit.host import Batch, EngineHost
 from baton.workerkit.intake import SAMPLING_LEVEL, Limits, take
-from baton.workerkit.metrics import TransferMetrics, observe_engine, observe_front
+from baton.workerkit.metrics import ReplyTime, TransferMetrics, observe_engine, observe_front
 from baton.workerkit.reaper import Reaper
 from baton.workerkit.rooms import OpenRoom, RoomTable, ends, open_room
 from baton.workerkit.session import GatewaySession
@@ -90,8 +90,10 @@ class WorkerFront:
         self.counters: Counter[str] = Counter()
         self._failures: Counter[FailedRoom] = Counter()
         self._transfers: TransferMetrics | None = None
+        self._reply: ReplyTime | None = None
         if metrics is not None and metrics.enabled:
             self._transfers = TransferMetrics(metrics, limits.role)
+            self._reply = ReplyTime(metrics)
             observe_engine(metrics, host, limits.role)
             observe_front(metrics, self.counters, self._failures, lambda: len(self._rooms))
 
@@ -279,6 +281,8 @@ class WorkerFront:
     # --- what the engine says -------------------------------------------------------------------------------------------------
 
     def _on_batch(self, batch: Batch) -> None:
+        if self._reply is not None:
+            self._reply.batch()
         tokens: dict[GatewaySession, list[Token]] = {}
         for event in batch.events:
             entry = self._rooms.get(event.room)

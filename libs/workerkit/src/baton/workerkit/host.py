@@ -13,6 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from baton.engine.step_time import ADMIT, COMMIT, DELIVER, StepTime
 from baton.engine.types import EngineEvent, EngineStats, Failure, Request
 from baton.servicekit import get_logger
 from baton.workerkit.errors import HostStoppedError
@@ -67,10 +68,14 @@ class Pulse:
 
 
 class EngineHost:
-    """Owns the engine's thread. `submit`, `abort` and `wake` may be called from any thread and return at once."""
+    """Owns the engine's thread. `submit`, `abort` and `wake` may be called from any thread and return at once.
 
-    def __init__(self, engine: HostedEngine, *, name: str = "engine") -> None:
+    step_time: the engine's, to which the host adds what it does around a step.
+    """
+
+    def __init__(self, engine: HostedEngine, *, name: str = "engine", step_time: StepTime | None = None) -> None:
         self._engine = engine
+        self._step_time = step_time or StepTime()
         self._commands: deque[Command] = deque()
         self._wake = threading.Event()
         self._stopping = False
@@ -141,15 +146,19 @@ class EngineHost:
         if not self.pulse.busy:
             self.pulse.last_progress = time.monotonic()
             self.pulse.busy = True
+        self._step_time.skip()
         while self._commands:
             self._commands.popleft()()
+        self._step_time.lap(ADMIT)
         events = self._engine.step()
         now = time.monotonic()
         if events or now - self._refreshed >= STATS_PERIOD_S:
             self._refresh(now)
+        self._step_time.lap(COMMIT)
         if events:
             self.pulse.last_progress = now
             self._deliver(Batch(events, now))
+            self._step_time.lap(DELIVER)
 
     def _refresh(self, now: float) -> None:
         """Takes a snapshot of the engine's counts: they cost a walk over its rooms, so not in every step."""

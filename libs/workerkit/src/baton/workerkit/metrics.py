@@ -4,21 +4,33 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
 
+from baton.engine.step_time import PARTS
 from baton.engine.types import KVReady, Role, TransferStats
 from baton.servicekit import FailedRoom, Metrics
 from baton.servicekit.metrics import Values, transport_label
 from baton.workerkit.host import EngineHost
 
+if TYPE_CHECKING:
+    from baton.engine import Engine
+
 
 class StepMetrics:
-    """Told of every step by the engine, on its thread: three searches and additions, and nothing when metrics are off."""
+    """Told of every step by the engine, on its thread: a dozen searches and additions, and nothing when metrics are off."""
 
     def __init__(self, metrics: Metrics) -> None:
         self._duration = metrics.buckets("baton.step.duration")
         self._sequences = metrics.buckets("baton.step.sequences")
         self._tokens = metrics.buckets("baton.step.tokens")
+        self._idle = metrics.buckets("baton.step.idle") if metrics.enabled else None
+        self._parts = [buckets for part in PARTS if (buckets := metrics.buckets("baton.step.host", part=part)) is not None]
+
+    def watch(self, engine: Engine) -> None:
+        engine.on_step(self.step)
+        if self._parts:
+            engine.step_time.on_step(self.host)
 
     def step(self, took_s: float, num_sequences: int, num_tokens: int) -> None:
         if self._duration is None or self._sequences is None or self._tokens is None:
@@ -26,6 +38,32 @@ class StepMetrics:
         self._duration.add(took_s)
         self._sequences.add(num_sequences)
         self._tokens.add(num_tokens)
+
+    def host(self, spent: Sequence[float], idle_s: float | None) -> None:
+        """spent: of each of PARTS."""
+        if not self._parts:
+            return
+        for buckets, part_s in zip(self._parts, spent, strict=True):
+            buckets.add(part_s)
+        if idle_s is not None and self._idle is not None:
+            self._idle.add(idle_s)
+
+
+class ReplyTime:
+    """Processor time of the front's thread from one batch of events to the next: reports made and written, and whatever else it did."""
+
+    def __init__(self, metrics: Metrics) -> None:
+        self._buckets = metrics.buckets("baton.step.host", part="reply")
+        self._before: float | None = None
+
+    def batch(self) -> None:
+        """On that thread."""
+        if self._buckets is None:
+            return
+        now = time.thread_time()
+        if self._before is not None:
+            self._buckets.add(now - self._before)
+        self._before = now
 
 
 class TransferMetrics:

@@ -205,8 +205,8 @@ async def _serve_engine(
 ) -> None:
     listen = settings.listen
     server = GrpcServer(listen.host, listen.port, tls=tls, options=SERVER_OPTIONS)
-    host = EngineHost(engine)
-    engine.on_step(StepMetrics(metrics).step)
+    host = EngineHost(engine, step_time=engine.step_time)
+    StepMetrics(metrics).watch(engine)
     GpuMetrics(metrics, settings.engine.transfer_devices())
     clocks = [life.watch(asyncio.create_task(tls.run(), name="clock of TLS files"))]
     if receiver is not None:

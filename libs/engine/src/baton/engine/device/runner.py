@@ -25,6 +25,8 @@ from baton.engine.types import Logprobs, Role
 
 #: Logits that are adjusted are copied as float32: so many rows of them at a time.
 ROWS_AT_ONCE = 16
+#: Two moments on the device.
+Gap = tuple[torch.cuda.Event, torch.cuda.Event]
 #: Between two looks at a step that has not run.
 LOOK_EVERY_S = 20e-6
 
@@ -37,16 +39,23 @@ def batch_sizes(max_running: int) -> list[int]:
 
 class DeviceFlight:
     """tokens: on the host once `event` has fired (None: already); `order`: where each slice's token is. scored: (place among the tokens, how many of
-    the most probable) and all their scores, on the host as well."""
+    the most probable) and all their scores, on the host as well. gap: when the decode step before ended, and when this one began."""
 
     def __init__(
-        self, tokens: Tensor | None, order: list[int], event: torch.cuda.Event | None, asked: list[tuple[int, int]], scores: Tensor | None
+        self,
+        tokens: Tensor | None,
+        order: list[int],
+        event: torch.cuda.Event | None,
+        asked: list[tuple[int, int]],
+        scores: Tensor | None,
+        gap: Gap | None,
     ) -> None:
         self._tokens = tokens
         self._order = order
         self._event = event
         self._asked = asked
         self._scores = scores
+        self._gap = gap
 
     def wait(self, timeout_s: float) -> bool:
         if self._event is None or self._event.query():  # type: ignore[no-untyped-call]
@@ -69,6 +78,12 @@ class DeviceFlight:
             return {}
         known = {place: told(row, num_top) for (place, num_top), row in zip(self._asked, self._scores.tolist(), strict=True)}
         return {index: known[place] for index, place in enumerate(self._order) if place in known}
+
+    def idle_s(self) -> float | None:
+        if self._gap is None:
+            return None
+        ended, began = self._gap
+        return float(ended.elapsed_time(began)) / 1e3
 
 
 class DeviceRunner:
@@ -113,6 +128,8 @@ class DeviceRunner:
             self._steps = DecodeSteps(model, pool, self._seats, batch_sizes(max_running), deterministic=deterministic, capture=on_graphs)
             self._steps.launches = self._prompts.launches
         self.launches = self._prompts.launches
+        self._gap: Gap | None = None
+        self._ended: torch.cuda.Event | None = None
         with self._on_stream():
             if self._steps is not None:
                 self._steps.prepare()
@@ -122,6 +139,7 @@ class DeviceRunner:
     def launch(self, plan: StepPlan, layer_done: LayerDone | None, given_up: GivenUp | None = None) -> DeviceFlight:
         with self._on_stream():
             self._pool.copy_pages(plan.copies)
+            self._gap = None
             singles: list[Slice] = []
             chunks: list[Slice] = []
             for piece in plan.slices:
@@ -129,6 +147,7 @@ class DeviceRunner:
             parts = [self._step(singles)] if singles else []
             if chunks:
                 parts += self._chunks(chunks, layer_done, given_up)
+                self._ended = None
             place = {id(piece): index for index, piece in enumerate((*singles, *(each for each in chunks if each.samples)))}
             order = [place[id(piece)] for piece in plan.slices if piece.samples]
             return self._fetch(parts, order)
@@ -151,7 +170,10 @@ class DeviceRunner:
         adjusted = [(row, piece, extra) for row, piece in enumerate(slices) if (extra := self._seats.extra(piece.sequence)) is not None]
         for row, piece, extra in adjusted:
             extra.follow(piece, self._seats.wide[TOKEN, seats[row]])
+        began = self._moment()
+        self._gap = None if began is None or self._ended is None else (self._ended, began)
         tokens = self._steps.run(seats)
+        self._ended = self._moment()
         for first in range(0, len(adjusted), ROWS_AT_ONCE):
             some = adjusted[first : first + ROWS_AT_ONCE]
             self._steps.redraw([row for row, _, _ in some], partial(_adjust, some))
@@ -176,7 +198,7 @@ class DeviceRunner:
             before += len(each.tokens)
         tokens = self._to_host([each.tokens for each in parts])
         scores = self._to_host([each.scores for each in parts if each.scores is not None])
-        return DeviceFlight(tokens, order, self._mark(), asked, scores)
+        return DeviceFlight(tokens, order, self._mark(), asked, scores, self._gap)
 
     def _to_host(self, parts: list[Tensor]) -> Tensor | None:
         """All of `parts`, one behind the other, on the host once what was launched so far has run; None: there are none."""
@@ -196,6 +218,14 @@ class DeviceRunner:
         if self._stream is None:
             return None
         event = torch.cuda.Event()  # type: ignore[no-untyped-call]
+        event.record(self._stream)
+        return event
+
+    def _moment(self) -> torch.cuda.Event | None:
+        """The same, for the time between two."""
+        if self._stream is None:
+            return None
+        event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
         event.record(self._stream)
         return event
 

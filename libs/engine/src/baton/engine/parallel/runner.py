@@ -103,3 +103,7 @@ class ShardedFlight:
 
     def logprobs(self) -> dict[int, Logprobs]:
         return self._flights[0].logprobs()
+
+    def idle_s(self) -> float | None:
+        """Of rank 0: all of them wait for one another in every layer."""
+        return self._flights[0].idle_s()

@@ -34,9 +34,11 @@ CAUSES = (
     # the gateway
     "bootstrap_timeout", "waiting_timeout", "transfer_timeout", "no_route", "overloaded", "queue_timeout", "queue_deadline", "gateway_draining",
     "gateway_stopped", "gateway_lost", "gateway_error", "worker_protocol", "token_conflict", "tokens_lost", "leg_not_ended", "stop_string",
+    "other_answer_failed",
     # servers
     "prefill_lost", "decode_lost", "plain_lost", "prefill_silent", "decode_silent", "plain_silent", "prefill_unreachable", "draining", "drained",
     "engine_failed", "logits_not_finite", "no_such_token", "lease_lost", "kv_pool_too_small", "room_used", "too_many_rooms", "internal", "unknown",
+    "fork_source_gone",
     # the hand-over
     "bad_publication", "digest_failed", "digest_mismatch", "digest_missing", "doorbells_exhausted", "first_token_differs", "first_token_missing",
     "length_mismatch", "page_hash", "published_twice", "quiesced", "revoked", "declined", "room_unclaimed", "too_many_unmatched", "wrong_decode",
@@ -50,6 +52,7 @@ _WHOLE_S = (0.05, 0.1, 0.25, 0.5, 1.0, 2.0, 4.0, 8.0, 15.0, 30.0, 60.0, 120.0, 3
 _STAGE_S = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0)
 _MOVE_S = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
 _STEP_S = (0.0005, 0.001, 0.002, 0.003, 0.005, 0.0075, 0.01, 0.015, 0.02, 0.03, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0)
+_HOST_S = tuple(factor * 10.0**power for power in (-6, -5, -4, -3, -2) for factor in (1, 1.5, 2, 3, 5, 7.5))
 _SPEED = tuple(factor * 10.0**power for power in (7, 8, 9, 10, 11) for factor in (1, 2.5, 5))
 _ROOM_BYTES = tuple(float(4**power) for power in range(8, 19))
 _PUT_BYTES = tuple(float(4**power) for power in range(5, 15))
@@ -215,6 +218,13 @@ _WORK = (
     _histogram("baton.step.duration", "s", WORKERS, _STEP_S, "Of the engine's steps: one forward pass.", always=True),
     _histogram("baton.step.sequences", "{sequence}", WORKERS, _SEQUENCES, "Batch size: sequences in a step.", always=True),
     _histogram("baton.step.tokens", "{token}", WORKERS, _TOKENS, "Tokens in a step, rows of answers and of prompts.", always=True),
+    _histogram("baton.step.host", "s", WORKERS, _HOST_S,
+               "The host's part of a step: admit (commands, landed rooms), schedule, launch (on a CPU the forward pass), wait (for the device), "
+               "commit (tokens become events), deliver (to the front's thread); reply is the front's processor time from batch to batch of events.",
+               always=True, part=("admit", "schedule", "launch", "wait", "commit", "deliver", "reply")),
+    _histogram("baton.step.idle", "s", WORKERS, _HOST_S,
+               "Time for which the GPU stood still between two decode steps, of those that are launched before the one before them is read.",
+               always=True),
     _counter("baton.step.launches", "{launch}", WORKERS,
              "Decode batches and chunks of prompts on a GPU: replayed as a captured graph (graph hits), or launched kernel by kernel.",
              way=("replayed", "launched")),

@@ -108,13 +108,13 @@ class Metrics:
         """The same for one without labels."""
         self.observe(name, lambda: [(value(), {})])
 
-    def buckets(self, name: str) -> Buckets | None:
-        """Of a histogram of the table without labels, for what happens too often for a Recorder; None where nobody would read it."""
+    def buckets(self, name: str, **labels: str) -> Buckets | None:
+        """Of a histogram of the table with these labels, for what happens too often for a Recorder; None where nobody would read it."""
         instrument = self._own(name)
         if self._provider is None:
             return None
         buckets = Buckets(instrument.bounds)
-        self._counted.append((instrument, {"role": self.role}, buckets))
+        self._counted.append((instrument, labels_of(instrument, self.role, labels), buckets))
         return buckets
 
     def observe_failures(self, failures: Counter[FailedRoom]) -> None:

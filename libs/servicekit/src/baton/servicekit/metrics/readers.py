@@ -41,13 +41,16 @@ class CountedSource:
         """
         resource, *more = data.resource_metrics
         scope, *others = resource.scope_metrics
-        whole = replace(scope, metrics=[*scope.metrics, *(self._metric(*one) for one in self._counted)])
+        points: dict[str, tuple[Instrument, list[HistogramDataPoint]]] = {}
+        for instrument, labels, buckets in self._counted:
+            points.setdefault(instrument.name, (instrument, []))[1].append(self._point(labels, buckets))
+        whole = replace(scope, metrics=[*scope.metrics, *(_metric(instrument, those) for instrument, those in points.values())])
         return MetricsData([replace(resource, scope_metrics=[whole, *others]), *more])
 
-    def _metric(self, instrument: Instrument, labels: dict[str, str], buckets: Buckets) -> Metric:
+    def _point(self, labels: dict[str, str], buckets: Buckets) -> HistogramDataPoint:
         counts, total = list(buckets.counts), buckets.sum
         count = sum(counts)
-        point = HistogramDataPoint(
+        return HistogramDataPoint(
             attributes=labels,
             start_time_unix_nano=self._began_ns,
             time_unix_nano=time.time_ns(),
@@ -58,7 +61,10 @@ class CountedSource:
             min=buckets.lowest if count else 0.0,
             max=buckets.highest if count else 0.0,
         )
-        return Metric(instrument.name, instrument.about, instrument.unit, Histogram([point], AggregationTemporality.CUMULATIVE))
+
+
+def _metric(instrument: Instrument, points: list[HistogramDataPoint]) -> Metric:
+    return Metric(instrument.name, instrument.about, instrument.unit, Histogram(points, AggregationTemporality.CUMULATIVE))
 
 
 class ScrapedReader(PrometheusMetricReader):
