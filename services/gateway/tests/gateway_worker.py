@@ -67,8 +67,9 @@ async def by_the_book(worker: ScriptedWorker, start: worker_pb2.Start) -> None:
         worker.tokens(room, 0, answer[:1])
         worker.event(room, transferred=worker_pb2.Transferred(transfer=TRANSFER))
         return
-    if start.HasField("local"):
-        worker.event(room, reserved=worker_pb2.Reserved(pages=1))
+    if start.HasField("local") or start.HasField("fork"):
+        if start.HasField("local"):
+            worker.event(room, reserved=worker_pb2.Reserved(pages=1))
         worker.event(room, prefill_started=worker_pb2.PrefillStarted())
         worker.tokens(room, 0, answer[:1])
     elif worker.role == "decode":
@@ -113,6 +114,7 @@ class ScriptedWorker(worker_pb2_grpc.WorkerServicer):
     total_pages: int = 64
     page_size: int = 16
     sampling_level: int = 1
+    takes_forks: bool = True
     fingerprint: dict[str, Any] = field(default_factory=dict)
     script: Script = by_the_book
     port: int = 0
@@ -201,6 +203,7 @@ class ScriptedWorker(worker_pb2_grpc.WorkerServicer):
             bootstrap_address=self.bootstrap if self.role == "prefill" else "",
             load=self.load(),
             sampling_level=self.sampling_level,
+            takes_forks=self.takes_forks and self.role != "prefill",
         )
 
     async def Session(self, request_iterator: AsyncIterator[worker_pb2.Command], context: Any) -> AsyncIterator[worker_pb2.Report]:  # noqa: N802

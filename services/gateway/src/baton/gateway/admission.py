@@ -30,6 +30,8 @@ class Admitted:
     stop: tuple[str, ...]
     #: Which fields of the wire's Sampling it needs.
     sampling_level: int = 0
+    #: Answers to the prompt that its room is to be the source of, itself included.
+    num_choices: int = 1
 
 
 def check_tokens(ids: Sequence[int], field: str, vocab_size: int) -> None:
@@ -47,14 +49,14 @@ def admit(prompt: list[int], field: str, options: SamplingOptions, routes: Seque
     if not prompt:
         raise EmptyPromptError(field, f"{field} is empty: it must have at least one token")
     level = 1 if beyond_level(options, 0) else 0
-    takers = _fitting_prompt(len(prompt), field, _heeding(options, level, routes))
+    takers = _fitting_prompt(len(prompt), field, _forking(options, _heeding(options, level, routes)))
     roomiest = max(takers, key=_context)
     left = _context(roomiest) - len(prompt)
     max_tokens = left if options.max_tokens is None else options.max_tokens
     if max_tokens > left:
         why = f"the prompt has {len(prompt)} of {_context(roomiest)} tokens ({roomiest.limits.context.because})"
         raise OutOfRangeError(options.name("max_tokens"), max_tokens, f"[1, {left}]", why)
-    admitted = Admitted(prompt, fill(options, max_tokens, eos_token_ids), options.stop, level)
+    admitted = Admitted(prompt, fill(options, max_tokens, eos_token_ids), options.stop, level, options.n or 1)
     return admitted, fitting(admitted, takers)
 
 
@@ -63,6 +65,7 @@ def fitting(admitted: Admitted, routes: Sequence[R]) -> list[R]:
     num_tokens = len(admitted.prompt)
     whole = num_tokens + admitted.sampling.max_tokens
     heeding = [route for route in routes if route.limits.sampling_level >= admitted.sampling_level]
+    heeding = [route for route in heeding if admitted.num_choices == 1 or route.limits.takes_forks]
     return [route for route in heeding if num_tokens <= route.limits.prompt.num_tokens and whole <= _context(route)]
 
 
@@ -84,6 +87,17 @@ def _heeding(options: SamplingOptions, level: int, routes: Sequence[R]) -> Seque
         field = beyond_level(options, routes[0].limits.sampling_level)
         raise UnsupportedError(field, f"{field} is not supported by {older}, which is of an older version: leave it out, or update the server")
     return heeding
+
+
+def _forking(options: SamplingOptions, routes: Sequence[R]) -> Sequence[R]:
+    """Routes whose last server makes as many answers of one prompt as are asked for."""
+    if (options.n or 1) == 1:
+        return routes
+    forking = [route for route in routes if route.limits.takes_forks]
+    if not forking:
+        field = options.name("n")
+        raise UnsupportedError(field, f"{field}={options.n} is not supported by any decode server here, all are of an older version: leave it out")
+    return forking
 
 
 def _fitting_prompt(num_tokens: int, field: str, routes: Sequence[R]) -> list[R]:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from baton.gateway.detokenizer import Decode, Detokenizer
 from baton.gateway.stops import StopMatcher
-from baton.wire.v1 import inference_pb2
+from baton.wire.v1 import common_pb2, inference_pb2
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,6 +18,9 @@ class Piece:
     token_ids: list[int]
     #: One for each of the ids, where they were asked for.
     logprobs: list[inference_pb2.TokenLogprobs] = field(default_factory=list)
+    #: Which of the request's answers it belongs to, and why that one ends with it; None: it goes on.
+    choice: int = 0
+    finish: common_pb2.FinishReason.ValueType | None = None
 
 
 class AnswerText:

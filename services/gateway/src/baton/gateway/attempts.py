@@ -32,8 +32,8 @@ class Attempts:
     any token, and where only the transfer failed, the same decode server computes what it should have been sent.
     """
 
-    def __init__(self, order: Order, dispatcher: Dispatcher, fleet: Fleet, policy: RetryPolicy) -> None:
-        """Opens the first room. Raises DrainingError, OverloadedError."""
+    def __init__(self, order: Order, dispatcher: Dispatcher, fleet: Fleet, policy: RetryPolicy, *, fork_of: LiveRoom | None = None) -> None:
+        """Opens the first room; where `fork_of` is given, on its servers and behind its prompt. Raises DrainingError, OverloadedError."""
         self.failed: list[FailedAttempt] = []
         self.on_failed: Callable[[], None] | None = None
         #: Tokens of prompt and answer that rooms after the first one were given to compute again.
@@ -43,12 +43,19 @@ class Attempts:
         self._fleet = fleet
         self._policy = policy
         self._given: list[int] = []  # the answer so far
-        self.room = self._watched(dispatcher.dispatch(order, fitting(order.admitted, fleet.routes)))
+        first = dispatcher.dispatch(order, fitting(order.admitted, fleet.routes)) if fork_of is None else dispatcher.fork(order, fork_of)
+        self._first = first
+        self.room = self._watched(first)
 
     @property
     def count(self) -> int:
         """How many rooms the request has had."""
         return len(self.failed) + 1
+
+    @property
+    def cached_tokens(self) -> int:
+        """Of the prompt, those that whoever computed it first had in a prefix cache."""
+        return min(self._first.passage.cached_tokens, len(self._order.admitted.prompt))
 
     @property
     def over(self) -> bool:

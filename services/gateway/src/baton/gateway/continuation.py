@@ -8,6 +8,7 @@ rooms.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from baton.gateway.admission import Admitted
 from baton.gateway.worker import Worker
@@ -15,9 +16,10 @@ from baton.wire.v1 import common_pb2, worker_pb2
 
 
 def continued(admitted: Admitted, given: Sequence[int]) -> Admitted:
-    """The request whose answer is what is left of `admitted`'s behind `given`, which must not be the whole of it."""
+    """The request whose answer is what is left of `admitted`'s behind `given`, which must not be the whole of it. It goes on by itself: other answers
+    to the prompt have rooms of their own by then."""
     if not given:
-        return admitted
+        return admitted if admitted.num_choices == 1 else replace(admitted, num_choices=1)
     sampling = worker_pb2.Sampling()
     sampling.CopyFrom(admitted.sampling)
     assert len(given) < sampling.max_tokens, "nothing is left to be computed"

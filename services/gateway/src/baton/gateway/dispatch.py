@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from opentelemetry.trace import Span
 from structlog.stdlib import BoundLogger
@@ -15,7 +15,7 @@ from baton.gateway.fleet import Route, trusted
 from baton.gateway.live_room import LiveRoom
 from baton.gateway.local_prefill import LocalPrefill
 from baton.gateway.report import Passage
-from baton.gateway.room_clock import Timeouts
+from baton.gateway.room_clock import UNLIMITED, Timeouts
 from baton.gateway.rooms import RoomTable
 from baton.gateway.routing import Router
 from baton.gateway.tickets import TicketOffice
@@ -83,6 +83,32 @@ class Dispatcher:
             again=number > 1,
         )
 
+    def fork(self, order: Order, source: LiveRoom) -> LiveRoom:
+        """Opens a room for another answer to the prompt of `source`, which has just been opened for the same request: on the server that makes that
+        one's answer, right behind it. It takes no place from others: the request came in with places for all of its rooms."""
+        server, passage = source.servers[-1], source.passage
+        return self.rooms.open(
+            lambda room, on_closed: LiveRoom(
+                room,
+                [(server, self._fork_start(room, order, source.room))],
+                passage=replace(passage),
+                timeouts=UNLIMITED,
+                deadline=order.deadline,
+                max_buffered=self.max_buffered_tokens,
+                log=order.log.bind(room=room, fork_of=source.room),
+                span=order.span,
+                on_closed=on_closed,
+                fork_of=source,
+            ),
+            again=True,
+        )
+
+    def _fork_start(self, room: int, order: Order, source: int) -> worker_pb2.Start:
+        start = self._common(room, order)
+        start.bootstrap_timeout_ms = start.waiting_timeout_ms = 0
+        start.fork.of_room = source
+        return start
+
     def _passage(self, order: Order, route: Route, follows: Passage | None) -> Passage:
         servers = route.servers
         alone = len(servers) == 1 and servers[0].leg is Leg.DECODE
@@ -98,7 +124,15 @@ class Dispatcher:
         tell(room)
 
     def _starts(self, room: int, order: Order, route: Route) -> list[tuple[Worker, worker_pb2.Start]]:
-        common = worker_pb2.Start(
+        common = self._common(room, order)
+        starts = [(server, _with_leg(common, server, route)) for server in route.servers]
+        if route.is_split:
+            self._add_ticket(starts[-1][1], *route.instances)
+        starts[-1][1].forks = order.admitted.num_choices - 1
+        return starts
+
+    def _common(self, room: int, order: Order) -> worker_pb2.Start:
+        return worker_pb2.Start(
             room=room,
             prompt_token_ids=order.admitted.prompt,
             sampling=order.admitted.sampling,
@@ -108,10 +142,6 @@ class Dispatcher:
             traceparent=order.traceparent,
             cache_salt=order.cache_salt,
         )
-        starts = [(server, _with_leg(common, server, route)) for server in route.servers]
-        if route.is_split:
-            self._add_ticket(starts[-1][1], *route.instances)
-        return starts
 
     def _add_ticket(self, start: worker_pb2.Start, prefill_instance_id: str, decode_instance_id: str) -> None:
         ticket = self.tickets.issue(start.room, prefill_instance_id, decode_instance_id)

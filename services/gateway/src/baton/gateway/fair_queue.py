@@ -75,19 +75,29 @@ class FairQueue(Generic[T]):
             self._line_up(flow, known)
         return waiting
 
-    def pop(self) -> T:
+    def peek(self) -> T:
         """The item whose turn it is. Raises IndexError when nothing waits."""
-        while True:
-            start, number, name = heapq.heappop(self._heap)
-            flow = self._flows.get(name)
-            if flow is not None and flow.start == start and flow.head.number == number:
-                break  # otherwise its item has left
+        return self._next()[1].head.item
+
+    def pop(self) -> T:
+        """The same, and it waits no more."""
+        start, flow = self._next()
+        name = heapq.heappop(self._heap)[2]
         waiting = flow.items.popitem(last=False)[1]
         self._num_items -= 1
         self._virtual = start
         flow.start = start + waiting.cost / waiting.weight
         self._after_head(name, flow)
         return waiting.item
+
+    def _next(self) -> tuple[float, _Flow[T]]:
+        """The first entry of the heap that stands for an item: those before it, whose items have left, are taken out."""
+        while True:
+            start, number, name = self._heap[0]
+            flow = self._flows.get(name)
+            if flow is not None and flow.start == start and flow.head.number == number:
+                return start, flow
+            heapq.heappop(self._heap)
 
     def remove(self, waiting: Waiting[T]) -> bool:
         """It waits no more; False when its turn had come."""

@@ -8,6 +8,7 @@ import math
 import time
 from collections import Counter, deque
 from collections.abc import AsyncIterator
+from dataclasses import dataclass
 from typing import Protocol
 
 from baton.gateway.callers import Caller
@@ -31,6 +32,14 @@ class Places(Protocol):
     def max_rooms(self) -> int: ...
 
 
+@dataclass(eq=False, slots=True)
+class Turn:
+    """One request's place in the queue: `let_in` is done when its turn has come."""
+
+    let_in: asyncio.Future[None]
+    num_rooms: int
+
+
 class Gate:
     """Lets as many requests on as there are places for rooms; the others wait, in fair order. Lives on one event loop.
 
@@ -42,11 +51,16 @@ class Gate:
         self._places = places
         self._max_queue = max_queue
         self._queue_timeout_s = queue_timeout_s
-        self._queue: FairQueue[asyncio.Future[None]] = FairQueue()
-        #: Let in, but their rooms are not open yet.
+        self._queue: FairQueue[Turn] = FairQueue()
+        #: Rooms of requests that were let in and have not opened them yet.
         self._num_entering = 0
         self._turns: deque[float] = deque(maxlen=SPEED_SAMPLES)
         self.counters: Counter[str] = Counter()
+
+    @property
+    def max_rooms(self) -> int:
+        """More than these no request can be let in with."""
+        return self._places.max_rooms
 
     @property
     def num_waiting(self) -> int:
@@ -56,7 +70,7 @@ class Gate:
         """Before work is done for a request that would be refused. Raises DrainingError, OverloadedError."""
         if self._places.draining:
             raise DrainingError
-        if not self._has_place and len(self._queue) >= self._max_queue:
+        if not self._has_place(1) and len(self._queue) >= self._max_queue:
             self.counters["queue_full"] += 1
             waiting = f" and {len(self._queue)} wait, the limit is {self._max_queue} (--max-queue)" if self._max_queue else ""
             limit = self._places.max_rooms
@@ -64,54 +78,53 @@ class Gate:
             raise OverloadedError(text, self._retry_after_s())
 
     @contextlib.asynccontextmanager
-    async def place(self, caller: Caller, cost: int, deadline: float) -> AsyncIterator[float]:
-        """Waits for a place; whoever opens a room inside of the block has it. Yields the seconds waited.
+    async def place(self, caller: Caller, cost: int, deadline: float, num_rooms: int = 1) -> AsyncIterator[float]:
+        """Waits for places; whoever opens `num_rooms` (at most `max_rooms`) inside of the block has them. Yields the seconds waited.
 
         cost: tokens of the prompt. deadline: the request's, time.monotonic(), seconds. Leaving while it waits gives the place in the queue up.
         Raises DrainingError, OverloadedError; QueueTimeoutError, QueueDeadlineError after a wait.
         """
         began = time.monotonic()
         self.check()
-        if self._has_place:
-            self._num_entering += 1
+        if self._has_place(num_rooms):
+            self._num_entering += num_rooms
         else:
-            await self._wait(caller, cost, deadline, began)
+            await self._wait(caller, cost, deadline, began, num_rooms)
         try:
             yield time.monotonic() - began
         finally:
-            self._num_entering -= 1
+            self._num_entering -= num_rooms
             self.room_freed()
 
     def room_freed(self) -> None:
-        """Lets in whoever is next, as far as there is room."""
-        while self._queue and self._places.free > self._num_entering and not self._places.draining:
+        """Lets in whoever is next, as far as there is room: who needs several rooms is not overtaken by who needs fewer."""
+        while self._queue and not self._places.draining and self._places.free >= self._num_entering + self._queue.peek().num_rooms:
             turn = self._queue.pop()
-            if not turn.done():
-                turn.set_result(None)
-                self._num_entering += 1
+            if not turn.let_in.done():
+                turn.let_in.set_result(None)
+                self._num_entering += turn.num_rooms
                 self._turns.append(time.monotonic())
                 self.counters["let_in"] += 1
 
     def drain(self) -> None:
         """Sends everybody who waits to another gateway."""
         while self._queue:
-            turn = self._queue.pop()
+            turn = self._queue.pop().let_in
             if not turn.done():
                 turn.set_exception(DrainingError())
 
-    @property
-    def _has_place(self) -> bool:
+    def _has_place(self, num_rooms: int) -> bool:
         """Nobody overtakes those who wait."""
-        return not self._queue and self._places.free > self._num_entering
+        return not self._queue and self._places.free >= self._num_entering + num_rooms
 
-    async def _wait(self, caller: Caller, cost: int, deadline: float, began: float) -> None:
-        turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+    async def _wait(self, caller: Caller, cost: int, deadline: float, began: float, num_rooms: int) -> None:
+        turn = Turn(asyncio.get_running_loop().create_future(), num_rooms)
         waiting = self._queue.push(caller.key_id, cost, caller.limits.weight, turn)
         self.counters["queued"] += 1
         until = min(deadline, began + self._queue_timeout_s)
         try:
             async with asyncio.timeout_at(asyncio.get_running_loop().time() + until - time.monotonic()):
-                await turn
+                await turn.let_in
         except TimeoutError:
             self._give_up(waiting, turn)
             raise self._late(began, deadline) from None
@@ -120,11 +133,12 @@ class Gate:
             self._give_up(waiting, turn)
             raise
 
-    def _give_up(self, waiting: Waiting[asyncio.Future[None]], turn: asyncio.Future[None]) -> None:
-        """Its turn may have come in the very moment in which it left: the place goes to the next."""
-        if not self._queue.remove(waiting) and turn.done() and not turn.cancelled() and turn.exception() is None:
-            self._num_entering -= 1
-            self.room_freed()
+    def _give_up(self, waiting: Waiting[Turn], turn: Turn) -> None:
+        """Its turn may have come in the very moment in which it left: the place goes to the next. So may that of those whom it kept waiting."""
+        let_in = turn.let_in
+        if not self._queue.remove(waiting) and let_in.done() and not let_in.cancelled() and let_in.exception() is None:
+            self._num_entering -= turn.num_rooms
+        self.room_freed()
 
     def _late(self, began: float, deadline: float) -> QueueTimeoutError | QueueDeadlineError:
         waited_s = time.monotonic() - began

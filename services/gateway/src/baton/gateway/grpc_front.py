@@ -75,11 +75,16 @@ class InferenceServicer:
         async with self._inference.open(request) as answer:
             await asyncio.sleep(0)  # the servers get their starts first: this message takes a write of its own
             await context.write(inference_pb2.GenerateResponse(request_id=answer.request_id, seed=answer.seed, usage=answer.usage))
+            several = len(answer.choices) > 1
             async for piece in answer:
-                if piece.text or piece.token_ids:
-                    await context.write(inference_pb2.GenerateResponse(text=piece.text, token_ids=piece.token_ids, logprobs=piece.logprobs))
-            assert answer.finish_reason is not None
-            last = inference_pb2.GenerateResponse(request_id=answer.request_id, finish_reason=answer.finish_reason, usage=answer.usage)
+                said = inference_pb2.GenerateResponse(text=piece.text, token_ids=piece.token_ids, logprobs=piece.logprobs, choice=piece.choice)
+                if several and piece.finish is not None:
+                    said.finish_reason = piece.finish
+                if piece.text or piece.token_ids or said.finish_reason:
+                    await context.write(said)
+            last = inference_pb2.GenerateResponse(request_id=answer.request_id, usage=answer.usage)
+            if not several and answer.finish_reason is not None:
+                last.finish_reason = answer.finish_reason
             if request.report:
                 last.report.CopyFrom(await answer.report())
             await context.write(last)
@@ -148,7 +153,7 @@ def _request(
 def _sampling(given: inference_pb2.SamplingParams) -> SamplingOptions:
     optional = (
         "temperature", "top_p", "top_k", "min_p", "seed", "max_tokens", "min_tokens",
-        "repetition_penalty", "presence_penalty", "frequency_penalty", "top_logprobs",
+        "repetition_penalty", "presence_penalty", "frequency_penalty", "top_logprobs", "n",
     )  # fmt: skip
     return SamplingOptions(
         **{name: getattr(given, name) if given.HasField(name) else None for name in optional},  # type: ignore[arg-type]

@@ -6,8 +6,9 @@ import asyncio
 import contextlib
 import secrets
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import replace
+from functools import partial
 
 import grpc
 import grpc.aio
@@ -16,16 +17,17 @@ from opentelemetry.trace import Span, SpanKind, StatusCode
 from structlog.stdlib import BoundLogger
 
 from baton.gateway.admission import admit, check_tokens, fitting, longest_prompt
-from baton.gateway.answer import AnswerText, Piece
+from baton.gateway.answer import AnswerText
 from baton.gateway.attempts import Attempts
+from baton.gateway.choices import Answer, Choice
+from baton.gateway.choices import orders as each_choice
 from baton.gateway.console.recorder import Recorder
 from baton.gateway.dispatch import Dispatcher, Order
 from baton.gateway.errors import GatewayError, NotReadyError, OutOfRangeError, RequestError, RoomFailedError, UnknownModelError
 from baton.gateway.fleet import Fleet
 from baton.gateway.gate import Gate
-from baton.gateway.live_room import SETTLE_S, LiveRoom
+from baton.gateway.live_room import LiveRoom
 from baton.gateway.metrics import GatewayMetrics
-from baton.gateway.report import room_report
 from baton.gateway.requests import MAX_REQUEST_ID_CHARS, InferenceRequest, Prompt, TokenPrompt
 from baton.gateway.retry import RetryPolicy
 from baton.gateway.sampling import check_ranges
@@ -33,7 +35,7 @@ from baton.gateway.shares import Share, Shares
 from baton.gateway.tokenizer import PromptTokenizer
 from baton.servicekit import get_logger, inject_traceparent, mark_failed
 from baton.wire.status import code_number
-from baton.wire.v1 import common_pb2, inference_pb2, worker_pb2
+from baton.wire.v1 import common_pb2, inference_pb2
 
 log = get_logger(__name__)
 
@@ -80,74 +82,6 @@ class _Handler:
             self._reading.cancel()
         if self.evicted and self._task is not None:
             self._task.uncancel()
-
-
-class Answer:
-    """One answer on its way: iterate for its pieces; once that ends, `finish_reason` and `usage` are set.
-
-    A piece may have tokens and no text yet, or text and no tokens. Iterating raises RoomFailedError when the room fails.
-    """
-
-    def __init__(self, request_id: str, prompt_tokens: int, sampling: worker_pb2.Sampling, attempts: Attempts, text: AnswerText) -> None:
-        self.request_id = request_id
-        self.seed = sampling.seed
-        self.usage = inference_pb2.Usage(prompt_tokens=prompt_tokens)
-        self.finish_reason: common_pb2.FinishReason.ValueType | None = None
-        #: When its reader was given a part and did not ask for the next yet (time.monotonic(), seconds); None: it is waiting for one.
-        self.handed_at: float | None = None
-        self._attempts = attempts
-        self._text = text
-
-    @property
-    def ended_by(self) -> str:
-        """What made the answer complete: stop_string, stop_token or length; empty while it is not."""
-        if self.finish_reason is None:
-            return ""
-        if self._text.stopped:
-            return "stop_string"
-        return "stop_token" if self.finish_reason == common_pb2.FINISH_REASON_STOP else "length"
-
-    def __aiter__(self) -> Answer:
-        return self
-
-    async def __anext__(self) -> Piece:
-        self.handed_at = None
-        try:
-            return await self._next()
-        finally:
-            self.handed_at = time.monotonic()
-
-    async def _next(self) -> Piece:
-        if self.finish_reason is not None:
-            raise StopAsyncIteration
-        tokens = await self._attempts.take()
-        if not tokens:
-            return self._end()
-        piece = self._text.feed(tokens)
-        logprobs = self._attempts.take_logprobs()
-        if logprobs:
-            piece = replace(piece, logprobs=logprobs[: len(piece.token_ids)])
-        self.usage.completion_tokens = self._text.num_tokens
-        if self._text.stopped:
-            self._attempts.room.answered("stop_string")
-            self.finish_reason = common_pb2.FINISH_REASON_STOP
-        return piece
-
-    def _end(self) -> Piece:
-        reason = self._attempts.room.stream.finish
-        assert reason is not None
-        rest = self._text.finish(by_stop_token=reason == common_pb2.FINISH_REASON_STOP)
-        # The rest of the text may itself complete a stop string.
-        self.finish_reason = common_pb2.FINISH_REASON_STOP if self._text.stopped else reason
-        return Piece(rest, [])
-
-    async def report(self) -> inference_pb2.RoomReport:
-        """How the request passed through the servers. Waits a moment for a leg that has not said how it ended."""
-        room = self._attempts.room
-        with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(room.settled.wait(), SETTLE_S + 1.0)
-        attempts = self._attempts
-        return room_report(room.room, room.machine, room.passage, self.usage, time.monotonic(), attempts.failed, attempts.num_recomputed)
 
 
 class Inference:
@@ -219,7 +153,7 @@ class Inference:
         share = Share(self._shares, request.caller)
         try:
             share.begin(time.monotonic())
-            answer, attempts = await self._open_room(request, share, request_id, request_log, span)
+            answer = await self._open_room(request, share, request_id, request_log, span)
         except GatewayError as error:
             share.end()
             _note_refusal(error, request_log, span)
@@ -234,34 +168,34 @@ class Inference:
                 self.metrics.left_queue()
             raise
         handler = _Handler(self._deadline(request))
-        attempts.on_failed = handler.room_failed
-        if attempts.over:
-            handler.room_failed()
-        handler.watch(lambda: answer.handed_at, self._unread_timeout_s, lambda: attempts.room.cancel(_unread(attempts.room, self._unread_timeout_s)))
+        every = [choice.attempts for choice in answer.choices]
+        for attempts in every:
+            attempts.on_failed = handler.room_failed
+            if attempts.over:
+                handler.room_failed()
+        handler.watch(lambda: answer.handed_at, self._unread_timeout_s, lambda: _cancel(every, partial(_unread, limit_s=self._unread_timeout_s)))
         try:
             yield answer
         except BaseException as error:
-            room = attempts.room
-            room.cancel(_why_left(error, room))
+            _cancel(every, partial(_why_left, error))
             if handler.evicted:
+                room = answer.telling.attempts.room
                 raise RoomFailedError(room.failure or _not_taken(room)) from error
             raise
         finally:
             handler.close()
             share.end()
-            attempts.room.cancel(_client_gone(attempts.room))  # ignored when the answer is complete
-            self._note_end(answer, attempts, request_log.bind(room=attempts.room.room), span)
-            self.metrics.ended(attempts, answer.usage, answer.ended_by)
-            if self._recorder is not None:
-                self._recorder.ended(request_id, attempts.room, answer.usage, answer.finish_reason, attempts.failed, attempts.num_recomputed)
+            _cancel(every, _client_gone)  # ignored when the answer is complete
+            self._note_end(answer, request_log, span)
+            await answer.close()
 
-    async def _open_room(
-        self, request: InferenceRequest, share: Share, request_id: str, request_log: BoundLogger, span: Span
-    ) -> tuple[Answer, Attempts]:
+    async def _open_room(self, request: InferenceRequest, share: Share, request_id: str, request_log: BoundLogger, span: Span) -> Answer:
         _check_request_id(request.request_id)
         self.check_model(request.model)
         vocab_size = self._vocab_size()
         check_ranges(request.sampling, vocab_size, self._context)
+        if (request.sampling.n or 1) > (limit := max(1, self._gate.max_rooms)):
+            raise OutOfRangeError(request.sampling.name("n"), request.sampling.n, f"[1, {limit}]", "each answer takes a room (--max-rooms)")
         self._gate.check()
         self._check_ready()  # a prompt's limit is its servers'
         prompt = await self.tokenizer.encode(request.prompt, longest_prompt(self.fleet.routes))
@@ -269,7 +203,7 @@ class Inference:
             check_tokens(prompt, request.prompt.field, vocab_size)
         self._check_ready()  # tokenising may have taken a while
         admitted, _ = admit(prompt, request.prompt.field, request.sampling, self.fleet.routes, self.tokenizer.eos_token_ids)
-        share.add_tokens(len(prompt) + admitted.sampling.max_tokens)
+        share.add_tokens(len(prompt) + admitted.num_choices * admitted.sampling.max_tokens)
         order = Order(
             admitted,
             accepted_at=request.accepted_at,
@@ -279,15 +213,25 @@ class Inference:
             span=span,
             cache_salt=request.caller.key_id,
         )
-        async with self._gate.place(request.caller, len(prompt), order.deadline) as waited_s:
+        async with self._gate.place(request.caller, len(prompt), order.deadline, admitted.num_choices) as waited_s:
             if not fitting(admitted, self.fleet.routes):
                 raise NotReadyError("the servers that could take it have gone while it waited: " + "; ".join(self.fleet.problems()))
-            attempts = Attempts(order, self._dispatcher, self.fleet, self._retry_policy)
+            choices = self._open_choices(order)
+        room = choices[0].attempts.room
         span.set_attribute("baton.queue_ms", round(waited_s * 1e3, 3))
-        span.set_attributes({"baton.room": str(attempts.room.room), "baton.request_id": request_id, "baton.prompt_tokens": len(prompt)})
-        sampling = admitted.sampling
-        text = AnswerText(self.tokenizer.decode, admitted.stop, sampling.stop_token_ids, sampling.min_tokens)
-        return Answer(request_id, len(prompt), sampling, attempts, text), attempts
+        span.set_attributes({"baton.room": str(room.room), "baton.request_id": request_id, "baton.prompt_tokens": len(prompt)})
+        return Answer(request_id, len(prompt), admitted.sampling.seed, choices)
+
+    def _open_choices(self, order: Order) -> list[Choice]:
+        """A room for each answer, all at once: the first one's prompt is the others' as well."""
+        choices: list[Choice] = []
+        for admitted in each_choice(order.admitted):
+            source = choices[0].attempts.room if choices else None
+            attempts = Attempts(replace(order, admitted=admitted), self._dispatcher, self.fleet, self._retry_policy, fork_of=source)
+            sampling = admitted.sampling
+            text = AnswerText(self.tokenizer.decode, admitted.stop, sampling.stop_token_ids, sampling.min_tokens)
+            choices.append(Choice(len(choices), attempts, text))
+        return choices
 
     def _check_ready(self) -> None:
         if not self.fleet.routes:
@@ -305,31 +249,50 @@ class Inference:
         known = [worker.info.vocab_size for worker in self.fleet.workers if worker.info is not None]
         return min(known, default=self.tokenizer.vocab_size)
 
-    @staticmethod
-    def _note_end(answer: Answer, attempts: Attempts, room_log: BoundLogger, span: Span) -> None:
-        room, passage = attempts.room, attempts.room.passage
-        if room.failure is not None:
-            span.set_status(StatusCode.ERROR, room.failure.cause)
-            if room.failure.origin != common_pb2.ORIGIN_CLIENT:
-                mark_failed(span)
-        else:
-            room_log.info(
-                "answered",
-                finish=common_pb2.FinishReason.Name(answer.finish_reason or common_pb2.FINISH_REASON_UNSPECIFIED).removeprefix("FINISH_REASON_"),
-                prompt_tokens=answer.usage.prompt_tokens,
-                completion_tokens=answer.usage.completion_tokens,
-                ttft_ms=round(passage.ttft_ms, 3),
-                mean_itl_ms=round(passage.mean_itl_ms, 3),
-                attempts=attempts.count,
-                retried=[attempt.why() for attempt in attempts.failed],
-                recomputed_tokens=attempts.num_recomputed,
-                prefilled_on_decode=passage.prefilled_on_decode,
-            )
-        if attempts.failed:
-            span.set_attributes({"baton.room": str(room.room), "baton.attempts": attempts.count})
+    def _note_end(self, answer: Answer, to: BoundLogger, span: Span) -> None:
+        attempts = answer.telling.attempts
+        _log_end(answer, attempts, to.bind(room=attempts.room.room), span)
+        self.metrics.ended(attempts, answer.usage, [choice.ended_by for choice in answer.choices])
+        if self._recorder is not None:
+            room, reason = attempts.room, answer.telling.finish_reason
+            self._recorder.ended(answer.request_id, room, answer.usage, reason, attempts.failed, attempts.num_recomputed)
+
+
+def _log_end(answer: Answer, attempts: Attempts, room_log: BoundLogger, span: Span) -> None:
+    room, passage = attempts.room, attempts.room.passage
+    if room.failure is not None:
+        span.set_status(StatusCode.ERROR, room.failure.cause)
+        if room.failure.origin != common_pb2.ORIGIN_CLIENT:
             mark_failed(span)
-        span.set_attribute("baton.completion_tokens", answer.usage.completion_tokens)
-        span.end()
+    else:
+        room_log.info(
+            "answered",
+            finish=common_pb2.FinishReason.Name(answer.finish_reason or common_pb2.FINISH_REASON_UNSPECIFIED).removeprefix("FINISH_REASON_"),
+            prompt_tokens=answer.usage.prompt_tokens,
+            completion_tokens=answer.usage.completion_tokens,
+            ttft_ms=round(passage.ttft_ms, 3),
+            mean_itl_ms=round(passage.mean_itl_ms, 3),
+            attempts=attempts.count,
+            retried=[attempt.why() for attempt in attempts.failed],
+            recomputed_tokens=attempts.num_recomputed,
+            prefilled_on_decode=passage.prefilled_on_decode,
+        )
+    if attempts.failed:
+        span.set_attributes({"baton.room": str(room.room), "baton.attempts": attempts.count})
+        mark_failed(span)
+    span.set_attribute("baton.completion_tokens", answer.usage.completion_tokens)
+    span.end()
+
+
+def _cancel(every: Sequence[Attempts], why: Callable[[LiveRoom], common_pb2.Failure]) -> None:
+    """Ends what still runs of a request's rooms. Where it is given up because one of them failed, that is why the others end."""
+    failed = any(attempts.over for attempts in every)
+    for attempts in every:
+        failure = why(attempts.room)
+        if failed and len(every) > 1 and failure.cause == "client_gone":
+            failure.origin, failure.cause = common_pb2.ORIGIN_GATEWAY, "other_answer_failed"
+            failure.message = "another answer of the same request failed, and the request with it"
+        attempts.room.cancel(failure)
 
 
 def _check_request_id(request_id: str) -> None:

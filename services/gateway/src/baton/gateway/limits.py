@@ -19,12 +19,13 @@ class Limit:
 @dataclass(frozen=True, slots=True)
 class RouteLimits:
     """context: prompt and answer together. prompt: the prompt alone; it leaves place for one token of answer. sampling_level: which fields of the
-    wire's Sampling all servers heed, as the proto counts them; older_server: one that heeds no more."""
+    wire's Sampling all servers heed, as the proto counts them; older_server: one that heeds no more. takes_forks: several answers to one prompt."""
 
     context: Limit
     prompt: Limit
     sampling_level: int = 0
     older_server: str = ""
+    takes_forks: bool = True
 
 
 def limits_of(servers: Sequence[Worker]) -> RouteLimits:
@@ -40,7 +41,8 @@ def limits_of(servers: Sequence[Worker]) -> RouteLimits:
     context = min(contexts, key=_size)
     prompts.append(Limit(context.num_tokens - 1, f"{context.because}, less one token for the answer"))
     level, older = min((server.info.sampling_level, server.label) for server in servers if server.info is not None)
-    return RouteLimits(context, min(prompts, key=_size), level, older)
+    last = servers[-1].info
+    return RouteLimits(context, min(prompts, key=_size), level, older, takes_forks=last is not None and last.takes_forks)
 
 
 def _size(limit: Limit) -> int:

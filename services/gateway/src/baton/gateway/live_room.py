@@ -59,8 +59,9 @@ class LiveRoom:
         log: BoundLogger,
         span: Span,
         on_closed: Callable[[LiveRoom], None],
+        fork_of: LiveRoom | None = None,
     ) -> None:
-        """deadline: time.monotonic(), seconds."""
+        """deadline: time.monotonic(), seconds. fork_of: the room behind whose prompt this one goes on, on the last of its servers."""
         self.room = room
         self.machine = _machine(starts)
         self.passage = passage
@@ -74,6 +75,9 @@ class LiveRoom:
         self.may_leave: Callable[[common_pb2.Failure], bool] | None = None
         self.num_repeated_events = 0
         self._starts = starts
+        self._servers = tuple(worker for worker, _ in starts) if fork_of is None else fork_of.servers
+        # An answer that was complete before its prompt had landed: others wait for that prompt, and then both legs are ended with this.
+        self._once_landed: common_pb2.Failure | None = None
         self._legs: dict[Leg, Worker] = {}
         self._sampling = starts[0][1].sampling
         self._merge = TokenMerge(self._sampling.max_tokens)
@@ -109,14 +113,20 @@ class LiveRoom:
         """The client or the gateway wants no more of it. Ignored when the answer is complete."""
         if not self._answered:
             self._fail(failure, None)
+        elif self._once_landed is not None:
+            self._end_legs(failure)
 
     def answered(self, cause: str) -> None:
         """The gateway has the whole answer (a stop string): the legs that go on are ended. Not a failure."""
         if self._answered or self.failure is not None:
             return
         self._apply(Event.ANSWERED)
+        over = common_pb2.Failure(code=code_number(grpc.StatusCode.CANCELLED), cause=cause, message="the answer is complete")
+        if self._starts[-1][1].forks and len(self._starts) == 2 and Event.KV_READY not in self.machine.milestones:
+            self._once_landed = over
         self._complete(common_pb2.FINISH_REASON_STOP)
-        self._end_legs(common_pb2.Failure(code=code_number(grpc.StatusCode.CANCELLED), cause=cause, message="the answer is complete"))
+        if self._once_landed is None:
+            self._end_legs(over)
 
     # --- what the workers say -------------------------------------------------------------------------------------------------
 
@@ -172,6 +182,8 @@ class LiveRoom:
             self._worker_of(leg).breaker.succeeded()
         if known in (Event.TRANSFERRED, Event.FINISHED):
             self._leg_over(leg)
+        if known is Event.KV_READY and self._once_landed is not None:
+            self._end_legs(self._once_landed)
         self._check_complete()
 
     def _on_failed(self, leg: Leg, failure: common_pb2.Failure) -> None:
@@ -198,8 +210,8 @@ class LiveRoom:
 
     @property
     def servers(self) -> tuple[Worker, ...]:
-        """Prefill first."""
-        return tuple(worker for worker, _ in self._starts)
+        """Prefill first; of a fork those of the room that it goes on behind."""
+        return self._servers
 
     @property
     def told_by(self) -> str:
@@ -215,7 +227,7 @@ class LiveRoom:
     # --- inside ---------------------------------------------------------------------------------------------------------------
 
     def _worker_of(self, leg: Leg) -> Worker:
-        return next(worker for worker, _ in self._starts if worker.leg is leg)
+        return next(worker for worker in self._servers if worker.leg is leg)
 
     def _charge(self, leg: Leg, failure: common_pb2.Failure) -> None:
         """To the server that says it of itself. What one says of the other is no proof: the other says it too, or its session ends."""
@@ -230,6 +242,8 @@ class LiveRoom:
         elif kind == "kv_ready":
             self.passage.digest_checked = event.kv_ready.digest_checked
             self.passage.exposed_ms = event.kv_ready.exposed_ms
+        elif kind == "prefill_started":
+            self.passage.cached_tokens = event.prefill_started.cached_tokens
         elif kind == "finished":
             self._finished = event.finished
 
@@ -316,7 +330,10 @@ class LiveRoom:
         if not self._legs:
             self._close()
             return
-        self._clock.after(SETTLE_S, self._on_unsettled)
+        if self._once_landed is None:
+            self._clock.after(SETTLE_S, self._on_unsettled)
+        else:
+            self._clock.stop()
 
     def _on_unsettled(self) -> None:
         text = f"the answer is complete, this leg has not ended within {SETTLE_S:g} s"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 
 from baton.gateway.attempts import Attempts
 from baton.gateway.fleet import Fleet
@@ -47,16 +48,17 @@ class GatewayMetrics:
         """A request whose client was gone before it got a room."""
         self._left.record(1, stage="queued", cause="client_gone")
 
-    def ended(self, attempts: Attempts, usage: inference_pb2.Usage, ended_by: str = "") -> None:
-        """A request that had a room, and has none any more or needs none. ended_by: what made its answer complete; empty where it is not."""
+    def ended(self, attempts: Attempts, usage: inference_pb2.Usage, ended_by: Sequence[str] = ()) -> None:
+        """A request that had a room, and has none any more or needs none. ended_by: what made each of its answers complete; empty: it is not."""
         if not self._enabled:
             return
         room, passage = attempts.room, attempts.room.passage
         end = passage.ended_at or time.monotonic()
         outcome = "success" if room.failure is None else "left" if room.failure.origin == common_pb2.ORIGIN_CLIENT else "failed"
         self._ended.record(1, outcome=outcome)
-        if outcome == "success" and ended_by:
-            self._finished.record(1, reason=ended_by)
+        for reason in ended_by if outcome == "success" else ():
+            if reason:
+                self._finished.record(1, reason=reason)
         if room.failure is not None and outcome == "left":
             self._left.record(1, stage=stage_name(room.failure.stage).lower(), cause=room.failure.cause)
         self._duration.record(end - passage.accepted_at, outcome=outcome)

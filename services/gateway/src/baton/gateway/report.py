@@ -29,6 +29,8 @@ class Passage:
     exposed_ms: float = 0.0
     ended_at: float | None = None
     num_tokens: int = 0
+    #: Leading tokens of the room's prompt that a prefix cache had where it was computed.
+    cached_tokens: int = 0
     #: Decode computes the prompt itself.
     prefilled_on_decode: bool = False
     #: Where the gaps between tokens are counted; None: nowhere.

@@ -59,6 +59,8 @@ class SamplingOptions:
     logit_bias: tuple[tuple[int, float], ...] = ()
     #: Log probabilities of each token and of so many of the most probable ones; None: of none.
     top_logprobs: int | None = None
+    #: How many answers.
+    n: int | None = None
     names: dict[str, str] = field(default_factory=dict)
 
     def name(self, of: str) -> str:

@@ -20,12 +20,18 @@ class Timeouts:
 
     def of(self, state: State) -> tuple[str, float] | None:
         """(name, seconds); None: only the request's deadline counts."""
+        if self is UNLIMITED:
+            return None
         names = {
             State.BOOTSTRAPPING: ("bootstrap_timeout", self.bootstrap_s),
             State.WAITING: ("waiting_timeout", self.waiting_s),
             State.TRANSFERRING: ("transfer_timeout", self.transfer_s),
         }
         return names.get(state)
+
+
+#: Of a room that waits for another one: that one's limits count.
+UNLIMITED = Timeouts(0.0, 0.0, 0.0)
 
 
 class RoomClock:

@@ -17,6 +17,7 @@ MAX_STOP_TOKEN_IDS = 64
 MAX_BIASED_TOKENS = 300
 MAX_BIAS = 100.0
 MAX_TOP_LOGPROBS = 20
+MAX_CHOICES = 64
 #: Beyond these, a logit may become more than a 32-bit number holds.
 REPETITION_PENALTY = (0.01, 10.0)
 
@@ -42,6 +43,7 @@ def check_ranges(options: SamplingOptions, vocab_size: int, context: Callable[[]
     _check_int(options, "top_logprobs", 0, MAX_TOP_LOGPROBS)
     _check_int(options, "top_k", 0, vocab_size)
     _check_int(options, "seed", 0, 2**64 - 1)
+    _check_int(options, "n", 1, MAX_CHOICES)
     if options.max_tokens is not None and options.max_tokens < 1:
         limit = context()
         most = f"[1, {limit - 1}]" if limit else "[1, the context)"

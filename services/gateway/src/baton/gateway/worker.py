@@ -211,8 +211,9 @@ class Worker:
         if not self.connected:
             raise NotReadyError(f"{self.name} is gone: {self.problem}")
         self.outbox.put_start(start)
-        self._rooms[start.room] = _Held(sink, len(start.prompt_token_ids))
-        self._outstanding_tokens += len(start.prompt_token_ids)
+        num_tokens = 0 if start.HasField("fork") else len(start.prompt_token_ids)  # a fork's are another room's
+        self._rooms[start.room] = _Held(sink, num_tokens)
+        self._outstanding_tokens += num_tokens
 
     def release(self, room: int) -> None:
         """This leg of the room is over; what the worker still says of it is counted and ignored. Idempotent."""

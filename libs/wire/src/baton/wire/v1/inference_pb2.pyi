@@ -369,8 +369,8 @@ Global___ChatRequest: _TypeAlias = ChatRequest  # noqa: Y015
 @_typing.final
 class GenerateResponse(_message.Message):
     """First message: `request_id`, `prompt_tokens`, `seed`. Then text and token ids. Last: `finish_reason`, `usage`, `report`.
-    Where several answers were asked for, each ends with a message that has its `choice`, `finish_reason` and `report`; the last message of all has
-    `usage`.
+    Where several answers were asked for, the last message of each `choice` has its `finish_reason`; `usage` and `report`, of the first one, come in one
+    more message behind them all.
     """
 
     DESCRIPTOR: _descriptor.Descriptor

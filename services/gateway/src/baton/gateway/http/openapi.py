@@ -15,6 +15,7 @@ from baton.gateway.sampling import (
     LEAST_TOP_P,
     MAX_BIAS,
     MAX_BIASED_TOKENS,
+    MAX_CHOICES,
     MAX_STOP_CHARS,
     MAX_STOP_STRINGS,
     MAX_STOP_TOKEN_IDS,
@@ -177,7 +178,6 @@ def _chat_request(limits: Limits) -> Schema:
         "messages": {"type": "array", "minItems": 1, "items": _ref("Message")},
         "max_completion_tokens": _answer_limit(limits, "OpenAI's newer name of max_tokens; if both are given they must be equal."),
         "max_tokens": _answer_limit(limits, "Default: what is left of the context."),
-        "n": _only(1),
         "logprobs": _maybe("boolean", description="Log probabilities of the answer's tokens, a stop token's included; as the model gives them."),
         "top_logprobs": _maybe("integer", minimum=0, maximum=MAX_TOP_LOGPROBS, description="Only with logprobs: true. Default 0."),
         "tools": _empty("array"),
@@ -198,7 +198,6 @@ def _completion_request(limits: Limits) -> Schema:
             "anyOf": [text, token_ids, {"type": "array", "minItems": 1, "maxItems": 1, "items": {"anyOf": [text, token_ids]}}],
         },
         "max_tokens": _answer_limit(limits, f"Default: {DEFAULT_COMPLETION_TOKENS}."),
-        "n": _only(1),
         "best_of": _only(1),
         "logprobs": _maybe("integer", minimum=0, maximum=MAX_TOP_LOGPROBS, description="With each token the log probabilities of so many others."),
         "echo": _maybe("boolean", description="The prompt's text before the answer's. Not with logprobs."),
@@ -227,6 +226,7 @@ def _sampling(limits: Limits) -> Schema:
         "top_k": _maybe("integer", minimum=0, maximum=limits.vocab_size, description="Default 0: off."),
         "min_p": _maybe("number", minimum=0, maximum=1, description="Default 0: off."),
         "seed": _maybe("integer", minimum=-(2**63), maximum=2**64 - 1, description="Drawn when it is not given. Equal seeds, equal answers."),
+        "n": _maybe("integer", minimum=1, maximum=MAX_CHOICES, description="Answers to the prompt, at most --max-rooms. Default 1."),
         "min_tokens": _maybe("integer", minimum=0, description="At most max_tokens. Default 0."),
         "stop": {"anyOf": [stop_string, {"type": "array", "maxItems": MAX_STOP_STRINGS, "items": stop_string}, {"type": "null"}]},
         "stop_token_ids": _maybe("array", maxItems=MAX_STOP_TOKEN_IDS, items=_token(limits)),
@@ -299,7 +299,7 @@ def _answers() -> Schema:
     text = {"type": "string"}
     said = _object(role={"const": "assistant"}, content=text, refusal={"type": "null"})
     head: Schema = {"id": text, "created": count, "model": text, "usage": _ref("Usage")}
-    index: Schema = {"index": {"const": 0}, "finish_reason": finish}
+    index: Schema = {"index": {"type": "integer", "minimum": 0, "maximum": MAX_CHOICES - 1}, "finish_reason": finish}
     number = {"type": "number"}
     numbers = {"type": "array", "items": number}
     entry: Schema = {"token": text, "logprob": number, "bytes": {"type": "array", "items": {"type": "integer", "minimum": 0, "maximum": 255}}}
@@ -309,12 +309,12 @@ def _answers() -> Schema:
     of_completion = _object(tokens={"type": "array", "items": text}, token_logprobs=numbers, top_logprobs=top, text_offset=numbers)
     return {
         "ChatCompletion": _object(
-            object={"const": "chat.completion"}, choices=_one(_object(message=said, logprobs=_or_null(of_chat), **index)), **head
+            object={"const": "chat.completion"}, choices=_choices(_object(message=said, logprobs=_or_null(of_chat), **index)), **head
         ),
         "Completion": _object(
-            object={"const": "text_completion"}, choices=_one(_object(text=text, logprobs=_or_null(of_completion), **index)), **head
+            object={"const": "text_completion"}, choices=_choices(_object(text=text, logprobs=_or_null(of_completion), **index)), **head
         ),
-        "Usage": _object(prompt_tokens=count, completion_tokens=count, total_tokens=count),
+        "Usage": _object(prompt_tokens=count, completion_tokens=count, total_tokens=count, prompt_tokens_details=_object(cached_tokens=count)),
         "ModelList": _object(object={"const": "list"}, data={"type": "array", "items": _ref("Model")}),
         "Model": _object(id=text, object={"const": "model"}, created=count, owned_by=text, max_model_len=count),
         "Tokens": _object(count=count, max_model_len=count, tokens={"type": "array", "items": count}),
@@ -360,5 +360,5 @@ def _or_null(schema: Schema) -> Schema:
     return {"anyOf": [schema, {"type": "null"}]}
 
 
-def _one(item: Schema) -> Schema:
-    return {"type": "array", "minItems": 1, "maxItems": 1, "items": item}
+def _choices(item: Schema) -> Schema:
+    return {"type": "array", "minItems": 1, "maxItems": MAX_CHOICES, "items": item}

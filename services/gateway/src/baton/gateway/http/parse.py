@@ -23,7 +23,6 @@ HINTS = ("user", "metadata", "store", "service_tier", "safety_identifier", "prom
 _TOKEN_ID = re.compile(r"0|[1-9][0-9]{0,9}", re.ASCII)
 
 _LATER = "leave it out"
-_ONE = "it must be 1; send a request for each answer"
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +54,6 @@ def parse_chat(body: dict[str, Any]) -> ParsedBody:
     fields = Fields(body)
     prompt = _chat_prompt(fields)
     limit_name, limit = _chat_limit(fields)
-    fields.only("n", (1,), _ONE)
     top_logprobs = _chat_logprobs(fields)
     fields.only("tools", ([],), _LATER)
     fields.only("tool_choice", ("none", "auto"), _LATER)
@@ -70,8 +68,7 @@ def parse_completion(body: dict[str, Any]) -> ParsedBody:
     fields = Fields(body)
     prompt = _completion_prompt(fields.required("prompt", fields.raw("prompt")))
     limit = fields.integer("max_tokens")
-    fields.only("n", (1,), _ONE)
-    fields.only("best_of", (1,), _ONE)
+    fields.only("best_of", (1,), "every answer that is made is given: say how many with n")
     top_logprobs = fields.integer("logprobs")
     echo = fields.boolean("echo") or False
     if echo and top_logprobs is not None:
@@ -143,6 +140,7 @@ def _sampling(fields: Fields, limit: int | None) -> SamplingOptions:
         presence_penalty=fields.number("presence_penalty"),
         frequency_penalty=fields.number("frequency_penalty"),
         logit_bias=_bias(fields.mapping("logit_bias")),
+        n=fields.integer("n"),
     )
 
 

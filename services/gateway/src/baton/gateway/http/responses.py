@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Awaitable, Callable
+from typing import Any
 
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
@@ -12,7 +13,7 @@ from starlette.types import Receive, Scope, Send
 from baton.gateway.errors import GatewayError
 from baton.gateway.http.errors import dump, error_body, error_response, json_response
 from baton.gateway.http.protocol import IDLE_BYTES
-from baton.gateway.http.shapes import Shape, finish_name
+from baton.gateway.http.shapes import Shape
 from baton.gateway.inference import LAST_WORDS_S, Inference
 from baton.gateway.requests import InferenceRequest
 
@@ -52,7 +53,7 @@ class WholeAnswer(Response):
                 echoed = await self._inference.tokenizer.text_of(self._request.prompt) if self._echo else ""
         except GatewayError as error:
             return error_response(error)
-        body = self._make_shape(answer.request_id, echoed).whole(pieces, finish_name(answer.finish_reason), answer.usage)
+        body = self._make_shape(answer.request_id, echoed).whole(pieces, answer.usage)
         return json_response(body, headers={"x-request-id": answer.request_id})
 
 
@@ -89,14 +90,18 @@ class StreamedAnswer(Response):
         async with self._inference.open(self._request) as answer:
             echoed = await self._inference.tokenizer.text_of(self._request.prompt) if self._echo else ""
             shape = self._make_shape(answer.request_id, echoed)
+            begun: set[int] = set()
+            last: list[dict[str, Any]] = []  # goes out with what comes next
             async for piece in answer:
                 if not self._started:
                     await self._start(send, answer.request_id)
-                    await _events(send, *map(dump, shape.first()))
+                first = [] if piece.choice in begun else shape.first(piece.choice)
+                begun.add(piece.choice)
+                await _events(send, *map(dump, [*last, *first]))
                 if piece.text or piece.logprobs:
                     await _events(send, dump(shape.piece(piece)))
-            rest = [shape.last(finish_name(answer.finish_reason)), *shape.usage(answer.usage)]
-            await _events(send, *map(dump, rest), b"[DONE]")
+                last = [] if piece.finish is None else [shape.last(piece)]
+            await _events(send, *map(dump, [*last, *shape.usage(answer.usage)]), b"[DONE]")
 
     async def _start(self, send: Send, request_id: str) -> None:
         self._started = True

@@ -17,11 +17,12 @@ def finish_name(reason: common_pb2.FinishReason.ValueType | None) -> str | None:
     return None if reason is None else _FINISH[reason]
 
 
-def usage_body(usage: inference_pb2.Usage) -> dict[str, int]:
+def usage_body(usage: inference_pb2.Usage) -> dict[str, Any]:
     return {
         "prompt_tokens": usage.prompt_tokens,
         "completion_tokens": usage.completion_tokens,
         "total_tokens": usage.prompt_tokens + usage.completion_tokens,
+        "prompt_tokens_details": {"cached_tokens": usage.cached_tokens},
     }
 
 
@@ -42,21 +43,29 @@ class Shape(ABC):
         self._head: dict[str, Any] = {"id": answer_id, "created": created_s, "model": model}
         self._style = style
 
-    @abstractmethod
-    def whole(self, pieces: Sequence[Piece], finish: str | None, usage: inference_pb2.Usage) -> dict[str, Any]:
-        """The body of an answer that is not streamed."""
+    def whole(self, pieces: Sequence[Piece], usage: inference_pb2.Usage) -> dict[str, Any]:
+        """The body of an answer that is not streamed. pieces: of all choices."""
+        of_choice: dict[int, list[Piece]] = {}
+        for piece in pieces:
+            of_choice.setdefault(piece.choice, []).append(piece)
+        choices = [{"index": index} | self._choice(own) | {"finish_reason": finish_name(own[-1].finish)} for index, own in sorted(of_choice.items())]
+        return self._head | {"object": self._object().removesuffix(".chunk"), "choices": choices, "usage": usage_body(usage)}
 
     @abstractmethod
-    def first(self) -> list[dict[str, Any]]:
-        """Chunks before the text."""
+    def _choice(self, pieces: Sequence[Piece]) -> dict[str, Any]:
+        """One choice of an answer that is not streamed."""
+
+    @abstractmethod
+    def first(self, choice: int) -> list[dict[str, Any]]:
+        """Chunks before a choice's text."""
 
     @abstractmethod
     def piece(self, piece: Piece) -> dict[str, Any]:
         """A chunk of text, and the log probabilities of its tokens."""
 
     @abstractmethod
-    def last(self, finish: str | None) -> dict[str, Any]:
-        """The chunk with the finish reason."""
+    def last(self, piece: Piece) -> dict[str, Any]:
+        """The chunk with the finish reason, which a choice's last piece has."""
 
     @abstractmethod
     def _object(self) -> str: ...
@@ -67,8 +76,8 @@ class Shape(ABC):
             return []
         return [self._head | {"object": self._object(), "choices": [], "usage": usage_body(usage)}]
 
-    def _chunk(self, choice: dict[str, Any]) -> dict[str, Any]:
-        body = self._head | {"object": self._object(), "choices": [{"index": 0, "logprobs": None} | choice]}
+    def _chunk(self, index: int, choice: dict[str, Any]) -> dict[str, Any]:
+        body = self._head | {"object": self._object(), "choices": [{"index": index, "logprobs": None} | choice]}
         return body | {"usage": None} if self._style.include_usage else body
 
     def _spelt(self, token: int) -> str:
@@ -77,19 +86,18 @@ class Shape(ABC):
 
 
 class ChatShape(Shape):
-    def whole(self, pieces: Sequence[Piece], finish: str | None, usage: inference_pb2.Usage) -> dict[str, Any]:
+    def _choice(self, pieces: Sequence[Piece]) -> dict[str, Any]:
         message = {"role": "assistant", "content": "".join(piece.text for piece in pieces), "refusal": None}
-        choice = {"index": 0, "message": message, "logprobs": self._logprobs(pieces), "finish_reason": finish}
-        return self._head | {"object": "chat.completion", "choices": [choice], "usage": usage_body(usage)}
+        return {"message": message, "logprobs": self._logprobs(pieces)}
 
-    def first(self) -> list[dict[str, Any]]:
-        return [self._chunk({"delta": {"role": "assistant", "content": ""}, "finish_reason": None})]
+    def first(self, choice: int) -> list[dict[str, Any]]:
+        return [self._chunk(choice, {"delta": {"role": "assistant", "content": ""}, "finish_reason": None})]
 
     def piece(self, piece: Piece) -> dict[str, Any]:
-        return self._chunk({"delta": {"content": piece.text}, "logprobs": self._logprobs([piece]), "finish_reason": None})
+        return self._chunk(piece.choice, {"delta": {"content": piece.text}, "logprobs": self._logprobs([piece]), "finish_reason": None})
 
-    def last(self, finish: str | None) -> dict[str, Any]:
-        return self._chunk({"delta": {}, "finish_reason": finish})
+    def last(self, piece: Piece) -> dict[str, Any]:
+        return self._chunk(piece.choice, {"delta": {}, "finish_reason": finish_name(piece.finish)})
 
     def _object(self) -> str:
         return "chat.completion.chunk"
@@ -110,21 +118,19 @@ class ChatShape(Shape):
 class CompletionShape(Shape):
     def __init__(self, answer_id: str, model: str, created_s: int, style: Style) -> None:
         super().__init__(answer_id, model, created_s, style)
-        self._offset = len(style.echo)
+        self._offsets: dict[int, int] = {}
 
-    def whole(self, pieces: Sequence[Piece], finish: str | None, usage: inference_pb2.Usage) -> dict[str, Any]:
-        text = self._style.echo + "".join(piece.text for piece in pieces)
-        choice = {"index": 0, "text": text, "logprobs": self._logprobs(pieces), "finish_reason": finish}
-        return self._head | {"object": "text_completion", "choices": [choice], "usage": usage_body(usage)}
+    def _choice(self, pieces: Sequence[Piece]) -> dict[str, Any]:
+        return {"text": self._style.echo + "".join(piece.text for piece in pieces), "logprobs": self._logprobs(pieces)}
 
-    def first(self) -> list[dict[str, Any]]:
-        return [self._chunk({"text": self._style.echo, "finish_reason": None})] if self._style.echo else []
+    def first(self, choice: int) -> list[dict[str, Any]]:
+        return [self._chunk(choice, {"text": self._style.echo, "finish_reason": None})] if self._style.echo else []
 
     def piece(self, piece: Piece) -> dict[str, Any]:
-        return self._chunk({"text": piece.text, "logprobs": self._logprobs([piece]), "finish_reason": None})
+        return self._chunk(piece.choice, {"text": piece.text, "logprobs": self._logprobs([piece]), "finish_reason": None})
 
-    def last(self, finish: str | None) -> dict[str, Any]:
-        return self._chunk({"text": "", "finish_reason": finish})
+    def last(self, piece: Piece) -> dict[str, Any]:
+        return self._chunk(piece.choice, {"text": "", "finish_reason": finish_name(piece.finish)})
 
     def _object(self) -> str:
         return "text_completion"
@@ -141,6 +147,7 @@ class CompletionShape(Shape):
                 tokens.append(text)
                 values.append(said.logprob)
                 tops.append(top)
-                offsets.append(self._offset)
-                self._offset += len(text)
+                offset = self._offsets.get(piece.choice, len(self._style.echo))
+                offsets.append(offset)
+                self._offsets[piece.choice] = offset + len(text)
         return {"tokens": tokens, "token_logprobs": values, "top_logprobs": tops, "text_offset": offsets} if tokens else None

@@ -1,0 +1,163 @@
+"""The answers to one request on their way to its client: each from its own rooms, merged as their parts come."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+
+from baton.gateway.admission import Admitted
+from baton.gateway.answer import AnswerText, Piece
+from baton.gateway.attempts import Attempts
+from baton.gateway.live_room import SETTLE_S
+from baton.gateway.report import room_report
+from baton.wire.v1 import common_pb2, inference_pb2, worker_pb2
+
+#: Between the seeds of two choices: the golden ratio's odd fraction of 2**64, so that no two of a request's are alike.
+SEED_STRIDE = 0x9E3779B97F4A7C15
+
+
+def seed_of(seed: int, choice: int) -> int:
+    """Answer number `choice` is the one that a request for a single answer gets with this seed."""
+    return (seed + choice * SEED_STRIDE) % 2**64
+
+
+def orders(admitted: Admitted) -> Iterator[Admitted]:
+    """What each answer's room is asked for. The first one's has the prompt computed."""
+    yield admitted
+    for choice in range(1, admitted.num_choices):
+        sampling = worker_pb2.Sampling()
+        sampling.CopyFrom(admitted.sampling)
+        sampling.seed = seed_of(sampling.seed, choice)
+        yield replace(admitted, sampling=sampling, num_choices=1)
+
+
+class Choice:
+    """One answer: call `next` for its pieces until one has a finish reason."""
+
+    def __init__(self, index: int, attempts: Attempts, text: AnswerText) -> None:
+        self.index = index
+        self.attempts = attempts
+        self.finish_reason: common_pb2.FinishReason.ValueType | None = None
+        self._text = text
+
+    @property
+    def num_tokens(self) -> int:
+        return self._text.num_tokens
+
+    @property
+    def ended_by(self) -> str:
+        """What made the answer complete: stop_string, stop_token or length; empty while it is not."""
+        if self.finish_reason is None:
+            return ""
+        if self._text.stopped:
+            return "stop_string"
+        return "stop_token" if self.finish_reason == common_pb2.FINISH_REASON_STOP else "length"
+
+    async def next(self) -> Piece:
+        tokens = await self.attempts.take()
+        piece = self._feed(tokens) if tokens else self._end()
+        return replace(piece, choice=self.index, finish=self.finish_reason)
+
+    def _feed(self, tokens: list[int]) -> Piece:
+        piece = self._text.feed(tokens)
+        logprobs = self.attempts.take_logprobs()
+        if logprobs:
+            piece = replace(piece, logprobs=logprobs[: len(piece.token_ids)])
+        if self._text.stopped:
+            self.attempts.room.answered("stop_string")
+            self.finish_reason = common_pb2.FINISH_REASON_STOP
+        return piece
+
+    def _end(self) -> Piece:
+        reason = self.attempts.room.stream.finish
+        assert reason is not None
+        rest = self._text.finish(by_stop_token=reason == common_pb2.FINISH_REASON_STOP)
+        # The rest of the text may itself complete a stop string.
+        self.finish_reason = common_pb2.FINISH_REASON_STOP if self._text.stopped else reason
+        return Piece(rest, [])
+
+
+class Answer:
+    """What a request is answered, one choice or several: iterate for its pieces. The last piece of each choice has its finish reason; once the
+    iteration ends, `usage` is whole.
+
+    A piece may have tokens and no text yet, or text and no tokens. Iterating raises RoomFailedError when a room fails: no choice is given up alone.
+    """
+
+    def __init__(self, request_id: str, prompt_tokens: int, seed: int, choices: Sequence[Choice]) -> None:
+        self.request_id = request_id
+        self.seed = seed
+        self.choices = choices
+        #: When its reader was given a part and did not ask for the next yet (time.monotonic(), seconds); None: it is waiting for one.
+        self.handed_at: float | None = None
+        self._prompt_tokens = prompt_tokens
+        self._coming: dict[asyncio.Task[Piece], Choice] = {}
+
+    @property
+    def usage(self) -> inference_pb2.Usage:
+        """So far. The prompt counts once."""
+        return inference_pb2.Usage(
+            prompt_tokens=self._prompt_tokens,
+            completion_tokens=sum(choice.num_tokens for choice in self.choices),
+            cached_tokens=self.choices[0].attempts.cached_tokens,
+        )
+
+    @property
+    def finish_reason(self) -> common_pb2.FinishReason.ValueType | None:
+        """Of the first choice."""
+        return self.choices[0].finish_reason
+
+    @property
+    def telling(self) -> Choice:
+        """The choice that says how the request went: one whose room failed by itself, if any did, else one that failed, else the first."""
+        failed = [choice for choice in self.choices if choice.attempts.room.failure is not None]
+        own = (choice for choice in failed if choice.attempts.room.failure.origin not in _ENDED_BY)  # type: ignore[union-attr]
+        return next(own, (failed or self.choices)[0])
+
+    def __aiter__(self) -> Answer:
+        return self
+
+    async def __anext__(self) -> Piece:
+        self.handed_at = None
+        try:
+            return await self._next()
+        finally:
+            self.handed_at = time.monotonic()
+
+    async def _next(self) -> Piece:
+        open_choices = [choice for choice in self.choices if choice.finish_reason is None]
+        if not open_choices and not self._coming:  # the last piece of one that is complete may not have been taken yet
+            raise StopAsyncIteration
+        if len(self.choices) == 1:
+            return await self.choices[0].next()
+        asked = self._coming.values()
+        for choice in [choice for choice in open_choices if choice not in asked]:
+            self._coming[asyncio.ensure_future(choice.next())] = choice
+        done, _ = await asyncio.wait(self._coming, return_when=asyncio.FIRST_COMPLETED)
+        first = next(task for task in self._coming if task in done)
+        del self._coming[first]
+        return first.result()
+
+    async def close(self) -> None:
+        """Nobody reads it any more."""
+        coming, self._coming = list(self._coming), {}
+        for task in coming:
+            task.cancel()
+        if coming:
+            await asyncio.gather(*coming, return_exceptions=True)
+
+    async def report(self) -> inference_pb2.RoomReport:
+        """How the request passed through the servers, its first choice where there are several. Waits a moment for a leg that has not said how it
+        ended."""
+        attempts = self.choices[0].attempts
+        room = attempts.room
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(room.settled.wait(), SETTLE_S + 1.0)
+        return room_report(room.room, room.machine, room.passage, self.usage, time.monotonic(), attempts.failed, attempts.num_recomputed)
+
+
+#: Whoever ended the rooms of a request that goes down as a whole.
+_ENDED_BY = (common_pb2.ORIGIN_CLIENT, common_pb2.ORIGIN_GATEWAY)
