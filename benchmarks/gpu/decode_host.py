@@ -6,8 +6,8 @@ Gateway, prefill and decode as processes of their own on one GPU, dummy weights;
 metrics are scraped before and after a window in which nothing else runs. Printed of each part of a step, in ms: mean (exact), median and 99th
 percentile (within the histogram's buckets). admit: commands and landed rooms; schedule: the plan; launch: seats, pages and the graph; commit:
 tokens read become events and counts; deliver: events to the front's thread; reply: that thread's processor time from batch to batch, reports made,
-serialised and written. Targets: their sum, launch included, under 1 ms, the GPU idle for under
-3 % of a step. The wait for the device is printed beside. Exits with 1 where one is missed, or a step was not a replayed graph.
+serialised and written. Targets: their sum, launch included, under 1 ms, the GPU idle for under 3 % of a step. The wait for the device is printed
+beside. Exits with 1 where one is missed, or a step was not a replayed graph.
 """
 
 from __future__ import annotations
