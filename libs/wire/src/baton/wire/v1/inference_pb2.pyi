@@ -281,12 +281,18 @@ class GenerateRequest(_message.Message):
     SAMPLING_FIELD_NUMBER: _builtins.int
     REPORT_FIELD_NUMBER: _builtins.int
     REQUEST_ID_FIELD_NUMBER: _builtins.int
+    PRIORITY_FIELD_NUMBER: _builtins.int
     model: _builtins.str
     text: _builtins.str
     report: _builtins.bool
     """Ask for `RoomReport` in the last message."""
     request_id: _builtins.str
     """Given by the caller, echoed in logs and traces; drawn when empty. At most 128 characters."""
+    priority: _builtins.int
+    """A request waits, wherever requests wait, as if it had come so many seconds later than it did (earlier, below 0): the lower, the sooner its turn,
+    and nothing waits for ever, since whoever comes 200 seconds after it is behind it. Default 0; range [-100, 100]. In the gateway's queue it counts
+    among the requests of the same API key.
+    """
     @_builtins.property
     def token_ids(self) -> Global___TokenIds: ...
     @_builtins.property
@@ -300,10 +306,11 @@ class GenerateRequest(_message.Message):
         sampling: Global___SamplingParams | None = ...,
         report: _builtins.bool = ...,
         request_id: _builtins.str = ...,
+        priority: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["prompt", b"prompt", "sampling", b"sampling", "text", b"text", "token_ids", b"token_ids"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["model", b"model", "prompt", b"prompt", "report", b"report", "request_id", b"request_id", "sampling", b"sampling", "text", b"text", "token_ids", b"token_ids"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["model", b"model", "priority", b"priority", "prompt", b"prompt", "report", b"report", "request_id", b"request_id", "sampling", b"sampling", "text", b"text", "token_ids", b"token_ids"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType_prompt: _TypeAlias = _typing.Literal["text", "token_ids"]  # noqa: Y015
     _WhichOneofArgType_prompt: _TypeAlias = _typing.Literal["prompt", b"prompt"]  # noqa: Y015
@@ -342,9 +349,12 @@ class ChatRequest(_message.Message):
     SAMPLING_FIELD_NUMBER: _builtins.int
     REPORT_FIELD_NUMBER: _builtins.int
     REQUEST_ID_FIELD_NUMBER: _builtins.int
+    PRIORITY_FIELD_NUMBER: _builtins.int
     model: _builtins.str
     report: _builtins.bool
     request_id: _builtins.str
+    priority: _builtins.int
+    """As of GenerateRequest."""
     @_builtins.property
     def messages(self) -> _containers.RepeatedCompositeFieldContainer[Global___ChatMessage]: ...
     @_builtins.property
@@ -357,10 +367,11 @@ class ChatRequest(_message.Message):
         sampling: Global___SamplingParams | None = ...,
         report: _builtins.bool = ...,
         request_id: _builtins.str = ...,
+        priority: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["sampling", b"sampling"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["messages", b"messages", "model", b"model", "report", b"report", "request_id", b"request_id", "sampling", b"sampling"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["messages", b"messages", "model", b"model", "priority", b"priority", "report", b"report", "request_id", b"request_id", "sampling", b"sampling"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -267,6 +267,7 @@ class Start(_message.Message):
     FORK_FIELD_NUMBER: _builtins.int
     CACHE_SALT_FIELD_NUMBER: _builtins.int
     FORKS_FIELD_NUMBER: _builtins.int
+    PRIORITY_FIELD_NUMBER: _builtins.int
     room: _builtins.int
     """Random 63 bit, single use. 0 is refused."""
     deadline_ms: _builtins.int
@@ -282,6 +283,8 @@ class Start(_message.Message):
     """
     forks: _builtins.int
     """Decode, plain: so many rooms with a ForkLeg that names this one follow. Their pages of the prompt are this room's."""
+    priority: _builtins.int
+    """In the lines of a server the room waits as if it had come so many seconds later. Range [-100, 100]."""
     @_builtins.property
     def prompt_token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
     @_builtins.property
@@ -313,10 +316,11 @@ class Start(_message.Message):
         fork: Global___ForkLeg | None = ...,
         cache_salt: _builtins.str = ...,
         forks: _builtins.int = ...,
+        priority: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["decode", b"decode", "fork", b"fork", "leg", b"leg", "local", b"local", "plain", b"plain", "prefill", b"prefill", "sampling", b"sampling"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["bootstrap_timeout_ms", b"bootstrap_timeout_ms", "cache_salt", b"cache_salt", "deadline_ms", b"deadline_ms", "decode", b"decode", "fork", b"fork", "forks", b"forks", "leg", b"leg", "local", b"local", "plain", b"plain", "prefill", b"prefill", "prompt_token_ids", b"prompt_token_ids", "room", b"room", "sampling", b"sampling", "traceparent", b"traceparent", "waiting_timeout_ms", b"waiting_timeout_ms"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["bootstrap_timeout_ms", b"bootstrap_timeout_ms", "cache_salt", b"cache_salt", "deadline_ms", b"deadline_ms", "decode", b"decode", "fork", b"fork", "forks", b"forks", "leg", b"leg", "local", b"local", "plain", b"plain", "prefill", b"prefill", "priority", b"priority", "prompt_token_ids", b"prompt_token_ids", "room", b"room", "sampling", b"sampling", "traceparent", b"traceparent", "waiting_timeout_ms", b"waiting_timeout_ms"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType_leg: _TypeAlias = _typing.Literal["prefill", "decode", "plain", "local", "fork"]  # noqa: Y015
     _WhichOneofArgType_leg: _TypeAlias = _typing.Literal["leg", b"leg"]  # noqa: Y015
