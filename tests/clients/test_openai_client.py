@@ -6,6 +6,8 @@ What the two say differs in ids and times alone.
 from __future__ import annotations
 
 import asyncio
+import json
+import re
 from typing import Any
 
 import openai
@@ -21,6 +23,16 @@ EOS = 2
 
 SAMPLED = {"temperature": 0.9, "top_p": 0.95, "seed": 11}
 GREEDY = {"temperature": 0}
+
+SCHEMA = {
+    "type": "object",
+    "properties": {
+        "age": {"type": "integer", "minimum": 0, "maximum": 120},
+        "name": {"type": "string", "maxLength": 5},
+    },
+    "required": ["age", "name"],
+    "additionalProperties": False,
+}
 
 #: (name, is a chat, fields). What is beyond OpenAI's own fields goes through `extra_body`.
 CASES: list[tuple[str, bool, dict[str, Any]]] = [
@@ -39,6 +51,9 @@ CASES: list[tuple[str, bool, dict[str, Any]]] = [
     ("completion", False, SAMPLED),
     ("completion, logprobs", False, GREEDY | {"logprobs": 2, "frequency_penalty": 1.0}),
     ("completion, echo", False, GREEDY | {"echo": True}),
+    ("held to a schema", True, SAMPLED | {"response_format": {"type": "json_schema", "json_schema": {"name": "person", "schema": SCHEMA}}}),
+    ("held to an expression", True, SAMPLED | {"presence_penalty": 0.5, "extra_body": {"structured_outputs": {"regex": "[A-Z][a-z]{1,8}: [0-9]+"}}}),
+    ("completion, held to a choice", False, GREEDY | {"extra_body": {"structured_outputs": {"choice": ["red", "green or blue"]}}}),
     ("completion, bias to the end", False, GREEDY | {"logit_bias": {str(EOS): 100}}),
 ]
 ANSWER_TOKENS = 16
@@ -162,9 +177,36 @@ def test_each_field_does_what_it_says(split_bodies: dict[str, dict[str, Any]]) -
         assert values[0] >= entry["logprob"] - 1e-6
 
 
+def is_one(text: str) -> bool:
+    """Of `SCHEMA`."""
+    value = json.loads(text)
+    return list(value) == ["age", "name"] and type(value["age"]) is int and 0 <= value["age"] <= 120 and len(value["name"]) <= 5
+
+
+def test_a_hundred_sampled_answers_are_all_of_the_schema(shm_fleet: Fleet, split_bodies: dict[str, dict[str, Any]]) -> None:
+    """Beside one another, at temperature 1; and the end of each comes from the model, not from max_tokens."""
+    held = {"response_format": {"type": "json_schema", "json_schema": {"name": "person", "schema": SCHEMA}}, "max_tokens": 80}
+
+    async def hundred() -> list[Any]:
+        async with openai.AsyncOpenAI(**about(shm_fleet)) as client:
+            create: Any = client.chat.completions.create
+            return await asyncio.gather(*(create(**asked(True, {"temperature": 1, "seed": seed} | held)) for seed in range(100)))
+
+    choices = [whole.choices[0] for whole in asyncio.run(hundred())]
+    texts = [choice.message.content for choice in choices]
+    assert [text for text in texts if not is_one(text)] == []
+    assert {choice.finish_reason for choice in choices} == {"stop"}
+    assert len(set(texts)) > 90
+    cut = as_joined(split_bodies["held to a schema"], True)
+    assert cut["finish"] == "stop" or cut["usage"]["completion_tokens"] == ANSWER_TOKENS
+    assert re.match("[A-Z][a-z]{1,8}: [0-9]", as_joined(split_bodies["held to an expression"], True)["text"])
+    assert as_joined(split_bodies["completion, held to a choice"], False)["text"] in ("red", "green or blue")
+    shm_fleet.assert_free()
+
+
 def test_the_sync_client(shm_fleet: Fleet, split_bodies: dict[str, dict[str, Any]]) -> None:
     with openai.OpenAI(**about(shm_fleet)) as client:
-        for name, is_chat, fields in (CASES[1], CASES[10], CASES[13]):
+        for name, is_chat, fields in (CASES[1], CASES[10], CASES[13], CASES[16]):
             create: Any = client.chat.completions.create if is_chat else client.completions.create
             assert not differences(told(create(**asked(is_chat, fields))), split_bodies[name]), name
             chunks = list(create(**asked(is_chat, fields), stream=True, stream_options={"include_usage": True}))
@@ -174,6 +216,10 @@ def test_the_sync_client(shm_fleet: Fleet, split_bodies: dict[str, dict[str, Any
         assert [model.id for model in client.models.list()] == [MODEL]
         with pytest.raises(openai.BadRequestError, match="n=4 is not supported here: it must be 1"):
             client.chat.completions.create(**asked(True, {"n": 4}))
+        with pytest.raises(openai.BadRequestError, match="schema cannot be compiled: Invalid type: thing"):
+            client.chat.completions.create(
+                **asked(True, {"response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": {"type": "thing"}}}})
+            )
         with pytest.raises(openai.BadRequestError, match=r"presence_penalty=3.0 is outside \[-2, 2\]"):
             client.chat.completions.create(**asked(True, {"presence_penalty": 3}))
     shm_fleet.assert_free()

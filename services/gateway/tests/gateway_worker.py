@@ -113,7 +113,7 @@ class ScriptedWorker(worker_pb2_grpc.WorkerServicer):
     max_model_len: int = 512
     total_pages: int = 64
     page_size: int = 16
-    sampling_level: int = 1
+    sampling_level: int = 2
     takes_forks: bool = True
     fingerprint: dict[str, Any] = field(default_factory=dict)
     script: Script = by_the_book

@@ -7,7 +7,7 @@ from schemathesis import Case, CheckContext, Response
 from schemathesis.generation import GenerationMode
 
 #: Causes that no schema can say: sizes against the context, a chat template's own rules, two names of one limit.
-UNSAID = {"prompt_too_long", "chat_template", "out_of_range", "invalid_request", "prompt_empty"}
+UNSAID = {"structured_output", "prompt_too_long", "chat_template", "out_of_range", "invalid_request", "prompt_empty"}
 
 
 @schemathesis.check

@@ -82,7 +82,6 @@ REFUSALS: list[tuple[str, Any, int, str | None, str, list[str]]] = [
     ("chat/completions", CHAT | {"logit_bias": {"x": 1}}, 400, 'logit_bias."x"', "wrong_type", ["token id in decimal digits"]),
     ("chat/completions", CHAT | {"logit_bias": {"5": "1"}}, 400, 'logit_bias."5"', "wrong_type", ['="1"', "the value a number"]),
     ("chat/completions", CHAT | {"logit_bias": {str(n): 1 for n in range(301)}}, 400, "logit_bias", "out_of_range", ["301 tokens", "300"]),
-    ("chat/completions", CHAT | {"response_format": {"type": "json_object"}}, 400, "response_format", "unsupported", ["json_object"]),
     ("chat/completions", CHAT | {"temprature": 1}, 400, "temprature", "unsupported", ["not a field"]),
     ("chat/completions", CHAT | {"stream_options": {"include_usage": True}}, 400, "stream_options", "invalid_request", ["stream=true only"]),
     ("chat/completions", CHAT | {"request_id": "caf\u00e9"}, 400, "request_id", "invalid_request", ["printable ASCII"]),

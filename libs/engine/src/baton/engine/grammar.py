@@ -30,10 +30,10 @@ class GrammarError(EngineError):
 
 
 def limits() -> llguidance.LLParserLimits:
-    """What one grammar may cost: about 20 ms to begin with, and 17 ms at each place; what would take more is an error."""
+    """What one grammar may cost: about 20 ms to begin with, 17 ms at each place, 40 MB; what would take more is an error."""
     return llguidance.LLParserLimits(
         initial_lexer_fuel=1_000_000, step_lexer_fuel=200_000, step_max_items=50_000, max_items_in_row=2_000, max_grammar_size=500_000,
-        max_lexer_states=50_000, verbose_errors=False,
+        max_lexer_states=20_000, verbose_errors=False,
     )  # fmt: skip
 
 

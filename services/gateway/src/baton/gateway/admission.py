@@ -9,7 +9,7 @@ from typing import Protocol, TypeVar
 from baton.gateway.errors import EmptyPromptError, OutOfRangeError, PromptTooLongError, UnsupportedError
 from baton.gateway.limits import Limit, RouteLimits
 from baton.gateway.requests import SamplingOptions
-from baton.gateway.sampling import beyond_level, fill
+from baton.gateway.sampling import beyond_level, fill, level_of
 from baton.wire.v1 import worker_pb2
 
 
@@ -48,7 +48,7 @@ def admit(prompt: list[int], field: str, options: SamplingOptions, routes: Seque
     """
     if not prompt:
         raise EmptyPromptError(field, f"{field} is empty: it must have at least one token")
-    level = 1 if beyond_level(options, 0) else 0
+    level = level_of(options)
     takers = _fitting_prompt(len(prompt), field, _forking(options, _heeding(options, level, routes)))
     roomiest = max(takers, key=_context)
     left = _context(roomiest) - len(prompt)

@@ -36,6 +36,7 @@ from baton.gateway.room_clock import Timeouts
 from baton.gateway.rooms import RoomTable
 from baton.gateway.routing import Router
 from baton.gateway.shares import Shares
+from baton.gateway.structured import GrammarCheck
 from baton.gateway.tickets import TicketOffice
 from baton.gateway.tokenizer import PromptTokenizer
 from baton.gateway.worker import Leg, Worker
@@ -82,6 +83,7 @@ class Gateway:
         self._open_metrics = metrics or Metrics((), service="gateway", role="gateway", instance_id=instance_id)
         self._instance_id = instance_id
         self._tokenizer = tokenizer
+        self._grammars = GrammarCheck()
         self._changes: asyncio.Queue[bool] = asyncio.Queue()
         self._tasks: list[asyncio.Task[None]] = []
         self._tls = TlsFiles(settings.tls)
@@ -104,6 +106,7 @@ class Gateway:
         inference = Inference(
             model_name=settings.served_name,
             tokenizer=tokenizer,
+            grammars=self._grammars,
             fleet=self.fleet,
             dispatcher=Dispatcher(
                 self.rooms,
@@ -255,6 +258,7 @@ class Gateway:
         await asyncio.gather(*self._tasks, return_exceptions=True)
         await self.discovery.close()
         self._tokenizer.close()
+        self._grammars.close()
 
 
 def grpc_limits(settings: GatewaySettings, max_body_bytes: int) -> dict[str, int]:

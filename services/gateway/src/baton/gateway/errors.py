@@ -150,6 +150,12 @@ class StopListError(RequestError):
     cause = "stop_list"
 
 
+class StructuredOutputError(RequestError):
+    """A schema, expression or grammar that cannot be made into one."""
+
+    cause = "structured_output"
+
+
 class EmptyPromptError(RequestError):
     cause = "prompt_empty"
 

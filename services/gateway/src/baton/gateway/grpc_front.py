@@ -13,10 +13,12 @@ from google.protobuf.duration_pb2 import Duration
 from google.protobuf.message import DecodeError, Message
 from google.rpc import error_details_pb2
 
+from baton.gateway import structured
 from baton.gateway.callers import Caller, Doorkeeper
 from baton.gateway.errors import GatewayError, MalformedBodyError, MissingFieldError, TooManyValuesError, WrongTypeError
 from baton.gateway.inference import Inference
 from baton.gateway.requests import ChatPrompt, InferenceRequest, Prompt, SamplingOptions, TextPrompt, TokenPrompt
+from baton.gateway.structured import Structure
 from baton.gateway.withheld import told
 from baton.servicekit import extract
 from baton.wire.status import failure_status, status_code, trailing_metadata
@@ -161,8 +163,26 @@ def _sampling(given: inference_pb2.SamplingParams) -> SamplingOptions:
         stop_token_ids=tuple(given.stop_token_ids),
         ignore_eos=given.ignore_eos,
         logit_bias=tuple(sorted(given.logit_bias.items())),
-        names={name: f"sampling.{name}" for name in (*optional, "stop", "stop_token_ids", "logit_bias")},
+        structure=_structure(given.structured) if given.HasField("structured") else None,
+        names={name: f"sampling.{name}" for name in (*optional, "stop", "stop_token_ids", "logit_bias", "ignore_eos")},
     )
+
+
+def _structure(given: inference_pb2.StructuredOutput) -> Structure | None:
+    field = f"sampling.structured.{given.WhichOneof('format')}"
+    match given.WhichOneof("format"):
+        case "json_schema":
+            return structured.json_schema(given.json_schema, field)
+        case "regex":
+            return structured.regex(given.regex, field)
+        case "grammar":
+            return structured.lark(given.grammar, field)
+        case "choice":
+            return structured.choice(list(given.choice.texts), f"{field}.texts")
+        case "json_object":
+            return structured.json_object(field) if given.json_object else None
+        case _:
+            raise MissingFieldError("sampling.structured", "sampling.structured is empty: set one of its formats, or leave it out")
 
 
 def _generate_prompt(request: inference_pb2.GenerateRequest) -> Prompt:

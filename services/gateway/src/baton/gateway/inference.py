@@ -32,6 +32,7 @@ from baton.gateway.requests import MAX_REQUEST_ID_CHARS, InferenceRequest, Promp
 from baton.gateway.retry import RetryPolicy
 from baton.gateway.sampling import check_ranges
 from baton.gateway.shares import Share, Shares
+from baton.gateway.structured import GrammarCheck
 from baton.gateway.tokenizer import PromptTokenizer
 from baton.servicekit import get_logger, inject_traceparent, mark_failed
 from baton.wire.status import code_number
@@ -92,6 +93,7 @@ class Inference:
         *,
         model_name: str,
         tokenizer: PromptTokenizer,
+        grammars: GrammarCheck,
         fleet: Fleet,
         dispatcher: Dispatcher,
         gate: Gate,
@@ -106,6 +108,7 @@ class Inference:
         """recorder: told of every request when it has ended."""
         self.model_name = model_name
         self.tokenizer = tokenizer
+        self._grammars = grammars
         self.fleet = fleet
         self._dispatcher = dispatcher
         self._gate = gate
@@ -196,6 +199,7 @@ class Inference:
         check_ranges(request.sampling, vocab_size, self._context)
         if (request.sampling.n or 1) > (limit := max(1, self._gate.max_rooms)):
             raise OutOfRangeError(request.sampling.name("n"), request.sampling.n, f"[1, {limit}]", "each answer takes a room (--max-rooms)")
+        await self._grammars.check(request.sampling.structure)
         self._gate.check()
         self._check_ready()  # a prompt's limit is its servers'
         prompt = await self.tokenizer.encode(request.prompt, longest_prompt(self.fleet.routes))

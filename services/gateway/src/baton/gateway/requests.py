@@ -9,6 +9,7 @@ from typing import Any
 from opentelemetry.context import Context
 
 from baton.gateway.callers import ANONYMOUS, Caller
+from baton.gateway.structured import Structure
 
 MAX_REQUEST_ID_CHARS = 128
 
@@ -61,6 +62,8 @@ class SamplingOptions:
     top_logprobs: int | None = None
     #: How many answers.
     n: int | None = None
+    #: What the answer must look like; None: like anything.
+    structure: Structure | None = None
     names: dict[str, str] = field(default_factory=dict)
 
     def name(self, of: str) -> str:

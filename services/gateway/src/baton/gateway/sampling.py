@@ -7,7 +7,7 @@ import secrets
 import struct
 from collections.abc import Callable, Iterable
 
-from baton.gateway.errors import OutOfRangeError, StopListError
+from baton.gateway.errors import OutOfRangeError, StopListError, StructuredOutputError
 from baton.gateway.requests import SamplingOptions
 from baton.wire.v1 import worker_pb2
 
@@ -55,13 +55,21 @@ def check_ranges(options: SamplingOptions, vocab_size: int, context: Callable[[]
     _check_stop_strings(options)
     _check_stop_tokens(options, vocab_size)
     _check_bias(options, vocab_size)
+    _check_structure(options)
 
 
 def beyond_level(options: SamplingOptions, level: int) -> str:
     """The first field, by the client's name, that asks for something which servers of that sampling level do not know; empty: none does."""
     idle = SamplingOptions(repetition_penalty=1.0, presence_penalty=0.0, frequency_penalty=0.0)
+    if options.structure is not None and level < 2:
+        return options.structure.field
     asked = (field for field in _LEVEL_1 if getattr(options, field) not in (None, getattr(idle, field)))
     return "" if level >= 1 else options.name(next(asked, ""))
+
+
+def level_of(options: SamplingOptions) -> int:
+    """The least sampling level of servers that know everything which is asked for."""
+    return next(level for level in (0, 1, 2) if not beyond_level(options, level))
 
 
 def fill(options: SamplingOptions, max_tokens: int, eos_token_ids: Iterable[int]) -> worker_pb2.Sampling:
@@ -84,6 +92,8 @@ def fill(options: SamplingOptions, max_tokens: int, eos_token_ids: Iterable[int]
         bias_token_ids=[token for token, _ in options.logit_bias],
         bias_values=[value for _, value in options.logit_bias],
     )
+    if options.structure is not None:
+        filled.grammar = options.structure.grammar
     if options.top_logprobs is not None:
         filled.top_logprobs = options.top_logprobs
     return filled
@@ -133,6 +143,15 @@ def _check_bias(options: SamplingOptions, vocab_size: int) -> None:
             raise OutOfRangeError(f"{name}[{token}]", token, f"the vocabulary [0, {vocab_size})")
         if not (math.isfinite(value) and -MAX_BIAS <= value <= MAX_BIAS):
             raise OutOfRangeError(f"{name}[{token}]", value, f"[{-MAX_BIAS:g}, {MAX_BIAS:g}]")
+
+
+def _check_structure(options: SamplingOptions) -> None:
+    if options.structure is None:
+        return
+    for field, value in (("min_tokens", options.min_tokens), ("ignore_eos", options.ignore_eos)):
+        if value:
+            why = "which says itself where an answer ends: leave one of them out"
+            raise StructuredOutputError(options.name(field), f"{options.name(field)}={value} does not go with {options.structure.field}, {why}")
 
 
 def _check_stop_tokens(options: SamplingOptions, vocab_size: int) -> None:

@@ -22,6 +22,7 @@ from baton.gateway.sampling import (
     MAX_TOP_LOGPROBS,
     REPETITION_PENALTY,
 )
+from baton.gateway.structured import MAX_GRAMMAR_BYTES, MAX_TEXTS
 
 Schema = dict[str, Any]
 
@@ -183,9 +184,8 @@ def _chat_request(limits: Limits) -> Schema:
         "tools": _empty("array"),
         "tool_choice": _only("none", "auto"),
         "parallel_tool_calls": _maybe("boolean"),
-        "response_format": _only({"type": "text"}),
         "modalities": _only(["text"]),
-    }
+    } | _structures()
     return _request(own, "messages", limits)
 
 
@@ -202,8 +202,40 @@ def _completion_request(limits: Limits) -> Schema:
         "logprobs": _maybe("integer", minimum=0, maximum=MAX_TOP_LOGPROBS, description="With each token the log probabilities of so many others."),
         "echo": _maybe("boolean", description="The prompt's text before the answer's. Not with logprobs."),
         "suffix": _only(""),
-    }
+    } | _structures()
     return _request(own, "prompt", limits)
+
+
+def _structures() -> Schema:
+    """Schemas and grammars are data here: what cannot be compiled is refused in the library's own words."""
+    schema = {"type": "object", "description": "A JSON schema. A keyword that is not understood is refused."}
+    named = {"name": {"type": "string"}, "description": _maybe("string"), "strict": _maybe("boolean"), "schema": schema}
+    formats = [
+        {"type": "object", "required": ["type"], "properties": {"type": {"enum": ["text", "json_object"]}}, "additionalProperties": False},
+        {
+            "type": "object",
+            "required": ["type", "json_schema"],
+            "properties": {
+                "type": {"const": "json_schema"},
+                "json_schema": {"type": "object", "required": ["name", "schema"], "properties": named, "additionalProperties": False},
+            },
+            "additionalProperties": False,
+        },
+    ]
+    text = {"type": "string", "minLength": 1, "maxLength": MAX_GRAMMAR_BYTES}
+    kinds: Schema = {
+        "json": {"anyOf": [schema, text]},
+        "regex": text | {"description": "Matched by the whole answer; Rust's syntax."},
+        "choice": {"type": "array", "minItems": 1, "maxItems": MAX_TEXTS, "items": text},
+        "grammar": text | {"description": "Lark's syntax, as llguidance reads it; begins with `start`."},
+        "json_object": {"type": "boolean"},
+    }
+    one_of = [{"type": "object", "required": [name], "properties": {name: kind}, "additionalProperties": False} for name, kind in kinds.items()]
+    words = "What the answer must look like; not with min_tokens or ignore_eos. At most one of both. max_tokens, stop, stop_token_ids may cut it."
+    return {
+        "response_format": {"description": words, "default": None, "anyOf": [{"type": "null"}, *formats]},
+        "structured_outputs": {"description": words, "default": None, "anyOf": [{"type": "null"}, *one_of]},
+    }
 
 
 def _request(own: Schema, prompt: str, limits: Limits) -> Schema:

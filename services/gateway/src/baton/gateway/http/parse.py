@@ -10,7 +10,9 @@ from typing import Any
 
 from baton.gateway.errors import MissingFieldError, OutOfRangeError, RequestError, UnsupportedError, WrongTypeError
 from baton.gateway.http.fields import Fields, is_integer, shown
+from baton.gateway.http.structure import response_structure
 from baton.gateway.requests import ChatPrompt, Prompt, SamplingOptions, TextPrompt, TokenPrompt
+from baton.gateway.structured import Structure
 
 #: OpenAI's own default for /v1/completions; a chat's is what is left of the context.
 DEFAULT_COMPLETION_TOKENS = 16
@@ -58,9 +60,9 @@ def parse_chat(body: dict[str, Any]) -> ParsedBody:
     fields.only("tools", ([],), _LATER)
     fields.only("tool_choice", ("none", "auto"), _LATER)
     fields.only("parallel_tool_calls", (True, False), _LATER)
-    fields.only("response_format", ({"type": "text"},), "only text is produced")
+    structure = response_structure(fields)
     fields.only("modalities", (["text"],), "only text is produced")
-    return _finish(fields, prompt, limit_name, limit, top_logprobs, "top_logprobs")
+    return _finish(fields, prompt, limit_name, limit, top_logprobs, "top_logprobs", structure)
 
 
 def parse_completion(body: dict[str, Any]) -> ParsedBody:
@@ -74,7 +76,9 @@ def parse_completion(body: dict[str, Any]) -> ParsedBody:
     if echo and top_logprobs is not None:
         raise RequestError("echo", "echo=true with logprobs would need those of the prompt, which are not kept here: leave one of them out")
     fields.only("suffix", ("",), _LATER)
-    parsed = _finish(fields, prompt, "max_tokens", DEFAULT_COMPLETION_TOKENS if limit is None else limit, top_logprobs, "logprobs")
+    structure = response_structure(fields)
+    limit = DEFAULT_COMPLETION_TOKENS if limit is None else limit
+    parsed = _finish(fields, prompt, "max_tokens", limit, top_logprobs, "logprobs", structure)
     return replace(parsed, echo=echo)
 
 
@@ -105,11 +109,19 @@ def parse_detokenize(body: dict[str, Any]) -> DetokenizeBody:
     return DetokenizeBody(model, list(tokens))
 
 
-def _finish(fields: Fields, prompt: Prompt, limit_name: str, limit: int | None, top_logprobs: int | None, logprobs_name: str) -> ParsedBody:
+def _finish(
+    fields: Fields,
+    prompt: Prompt,
+    limit_name: str,
+    limit: int | None,
+    top_logprobs: int | None,
+    logprobs_name: str,
+    structure: Structure | None,
+) -> ParsedBody:
     """What both kinds of body have in common; refuses what is left."""
     model = fields.required("model", fields.text("model"))
     names = {"max_tokens": limit_name, "top_logprobs": logprobs_name}
-    sampling = replace(_sampling(fields, limit), top_logprobs=top_logprobs, names=names)
+    sampling = replace(_sampling(fields, limit), top_logprobs=top_logprobs, structure=structure, names=names)
     stream = fields.boolean("stream") or False
     include_usage = _include_usage(fields, stream)
     request_id = fields.text("request_id") or ""
