@@ -199,12 +199,12 @@ class Inference:
         check_ranges(request.sampling, vocab_size, self._context)
         if (request.sampling.n or 1) > (limit := max(1, self._gate.max_rooms)):
             raise OutOfRangeError(request.sampling.name("n"), request.sampling.n, f"[1, {limit}]", "each answer takes a room (--max-rooms)")
-        await self._grammars.check(request.sampling.structure)
         self._gate.check()
         self._check_ready()  # a prompt's limit is its servers'
         prompt = await self.tokenizer.encode(request.prompt, longest_prompt(self.fleet.routes))
         if isinstance(request.prompt, TokenPrompt):
             check_tokens(prompt, request.prompt.field, vocab_size)
+        await self._grammars.check(request.sampling.structure)
         self._check_ready()  # tokenising may have taken a while
         admitted, _ = admit(prompt, request.prompt.field, request.sampling, self.fleet.routes, self.tokenizer.eos_token_ids)
         share.add_tokens(len(prompt) + admitted.num_choices * admitted.sampling.max_tokens)
