@@ -13,7 +13,7 @@ from baton.cli.reaching import Reach, call_error, channel_to
 from baton.servicekit import TlsSettings
 from baton.wire.v1 import common_pb2, inference_pb2, inference_pb2_grpc
 
-FINISH_NAMES = {common_pb2.FINISH_REASON_STOP: "stop", common_pb2.FINISH_REASON_LENGTH: "length"}
+FINISH_NAMES = {common_pb2.FINISH_REASON_STOP: "stop", common_pb2.FINISH_REASON_LENGTH: "length", common_pb2.FINISH_REASON_TOOL_CALLS: "tool_calls"}
 
 
 @dataclass

@@ -14,7 +14,7 @@ from baton.bench.targets.tls import ClientTls
 from baton.wire.channel import CHANNEL_OPTIONS
 from baton.wire.v1 import common_pb2, inference_pb2, inference_pb2_grpc
 
-FINISH_NAMES = {common_pb2.FINISH_REASON_STOP: "stop", common_pb2.FINISH_REASON_LENGTH: "length"}
+FINISH_NAMES = {common_pb2.FINISH_REASON_STOP: "stop", common_pb2.FINISH_REASON_LENGTH: "length", common_pb2.FINISH_REASON_TOOL_CALLS: "tool_calls"}
 Api = Literal["completions", "chat"]
 AnyRequest = inference_pb2.GenerateRequest | inference_pb2.ChatRequest
 

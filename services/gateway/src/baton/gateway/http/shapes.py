@@ -10,7 +10,7 @@ from typing import Any
 from baton.gateway.answer import Piece
 from baton.wire.v1 import common_pb2, inference_pb2
 
-_FINISH = {common_pb2.FINISH_REASON_STOP: "stop", common_pb2.FINISH_REASON_LENGTH: "length"}
+_FINISH = {common_pb2.FINISH_REASON_STOP: "stop", common_pb2.FINISH_REASON_LENGTH: "length", common_pb2.FINISH_REASON_TOOL_CALLS: "tool_calls"}
 
 
 def finish_name(reason: common_pb2.FinishReason.ValueType | None) -> str | None:
