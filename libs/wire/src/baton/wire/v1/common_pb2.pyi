@@ -98,6 +98,8 @@ class _FinishReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_FinishRe
     """A stop token, the end-of-sequence token or a stop string."""
     FINISH_REASON_LENGTH: _FinishReason.ValueType  # 2
     """max_tokens or the model's context was reached."""
+    FINISH_REASON_TOOL_CALLS: _FinishReason.ValueType  # 3
+    """The answer is one tool call or several. Of a gateway's answers only: servers say STOP."""
 
 class FinishReason(_FinishReason, metaclass=_FinishReasonEnumTypeWrapper):
     """Why a sequence stopped."""
@@ -107,6 +109,8 @@ FINISH_REASON_STOP: FinishReason.ValueType  # 1
 """A stop token, the end-of-sequence token or a stop string."""
 FINISH_REASON_LENGTH: FinishReason.ValueType  # 2
 """max_tokens or the model's context was reached."""
+FINISH_REASON_TOOL_CALLS: FinishReason.ValueType  # 3
+"""The answer is one tool call or several. Of a gateway's answers only: servers say STOP."""
 Global___FinishReason: _TypeAlias = FinishReason  # noqa: Y015
 
 @_typing.final
