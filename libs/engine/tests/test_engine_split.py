@@ -144,6 +144,24 @@ def test_what_was_computed_early_makes_room_for_what_is_published(tiny):
     pair.assert_clean()
 
 
+def test_priority_decides_who_is_computed_early_and_who_is_next(tiny):
+    """Three rooms that came together: the one of the lowest priority first on both sides, then as they came."""
+    pair = Pair(tiny.ours, max_running=1)
+    asked = [
+        replace(request(room, prompt, max_tokens=3), priority=priority)
+        for room, prompt, priority in zip((1, 2, 3), prompts([9] * 3), (0, 0, -1), strict=True)
+    ]
+    for each in asked:
+        pair.prefill.add(each)
+    run(pair.prefill)
+    for each in asked:
+        pair.decode.add(each)
+    events = pair.run()
+    assert [event.room for event in events if isinstance(event, Transferred)] == [3, 1, 2]
+    assert [event.room for event in events if isinstance(event, Finished)] == [3, 1, 2]
+    pair.assert_clean()
+
+
 def test_decode_retracts_recomputes_and_continues(tiny):
     asked = dict(enumerate(prompts([20, 21, 22, 23], seed=6), start=1))
     expected = {room: tiny.greedy(prompt, 40) for room, prompt in asked.items()}

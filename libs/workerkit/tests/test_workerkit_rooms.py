@@ -116,6 +116,15 @@ def test_a_decode_server_takes_a_prompt_to_compute_only_when_it_is_told_so() -> 
             take(start, Limits(role, 10, 64, 4, 16), now=0.0)
 
 
+def test_a_priority_shifts_a_rooms_turn_and_is_bounded():
+    start = worker_pb2.Start(room=1, prompt_token_ids=[1], sampling=worker_pb2.Sampling(top_p=1.0, max_tokens=4), priority=-3)
+    start.plain.SetInParent()
+    assert take(start, Limits(Role.PLAIN, 10, 64, 4, 16), now=10.0).turn == 7.0
+    start.priority = 101
+    with pytest.raises(RefusedError, match=r"priority=101 is outside \[-100, 100\]"):
+        take(start, Limits(Role.PLAIN, 10, 64, 4, 16), now=0.0)
+
+
 def test_a_fork_is_taken_by_decode_and_plain_and_names_another_room():
     start = worker_pb2.Start(room=1, prompt_token_ids=[1, 2], sampling=worker_pb2.Sampling(top_p=1.0, max_tokens=4), forks=2)
     start.plain.SetInParent()

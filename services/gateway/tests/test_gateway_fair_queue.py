@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections import defaultdict, deque
+from bisect import insort
+from collections import defaultdict
 from collections.abc import Iterable
 
 import pytest
@@ -26,22 +27,27 @@ class Model(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.queue: FairQueue[tuple[str, int]] = FairQueue()
-        self.waiting: dict[str, deque] = {flow: deque() for flow in FLOWS}
+        #: In each flow (turn, number, what waits), the next one first.
+        self.waiting: dict[str, list] = {flow: [] for flow in FLOWS}
         self.count = 0
         #: For each pair that has waited together without a break: what each got since.
         self.together: dict[tuple[str, str], dict[str, float]] = {}
 
-    @rule(flow=flows, cost=costs)
-    def arrive(self, flow: str, cost: int) -> None:
+    @rule(flow=flows, cost=costs, priority=st.sampled_from([0, 0, 0, -3, 2]))
+    def arrive(self, flow: str, cost: int, priority: int) -> None:
         self.count += 1
-        self.waiting[flow].append(self.queue.push(flow, cost, WEIGHTS[flow], (flow, self.count)))
+        turn = float(self.count + priority)
+        waiting = self.queue.push(flow, cost, WEIGHTS[flow], (flow, self.count), turn)
+        insort(self.waiting[flow], (turn, self.count, waiting), key=lambda entry: entry[:2])
 
     @precondition(lambda self: len(self.queue))
     @rule()
     def serve(self) -> None:
+        ahead = self.queue.peek()
         flow, number = self.queue.pop()
-        served = self.waiting[flow].popleft()
-        assert served.item == (flow, number), "within a flow: first come, first served"
+        assert ahead == (flow, number)
+        served = self.waiting[flow].pop(0)[2]
+        assert served.item == (flow, number), "within a flow: by turn, and first come, first served"
         for pair, got in self.together.items():
             if flow in pair:
                 got[flow] += served.cost / WEIGHTS[flow]
@@ -53,7 +59,7 @@ class Model(RuleBasedStateMachine):
     def leave(self, data: st.DataObject) -> None:
         flow = data.draw(st.sampled_from([flow for flow in FLOWS if self.waiting[flow]]))
         place = data.draw(st.integers(0, len(self.waiting[flow]) - 1))
-        gone = self.waiting[flow][place]
+        gone = self.waiting[flow][place][2]
         del self.waiting[flow][place]
         assert self.queue.remove(gone)
         assert not self.queue.remove(gone)
@@ -159,3 +165,12 @@ def test_coming_and_going_leaves_nothing_behind() -> None:
 def test_an_empty_queue_has_no_turn() -> None:
     with pytest.raises(IndexError):
         FairQueue().pop()
+
+
+def test_what_left_from_the_middle_of_a_line_is_not_kept() -> None:
+    queue: FairQueue[str] = FairQueue()
+    queue.push("a", 1, 1.0, "first")
+    for number in range(100 * SPARE_ENTRIES):
+        assert queue.remove(queue.push("a", 1, 1.0, "later", float(number)))
+    assert len(queue._flows["a"].line) <= 2 + SPARE_ENTRIES + 1
+    assert served(queue, 1) == ["first"]

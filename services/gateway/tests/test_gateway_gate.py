@@ -46,8 +46,8 @@ class Hall:
         self.gate = Gate(self.rooms, max_queue=max_queue, queue_timeout_s=queue_timeout_s)
         self.entered: list[str] = []
 
-    async def enter(self, name: str = "", cost: int = 1, deadline_s: float = 30.0) -> float:
-        async with self.gate.place(Caller(name, KeyLimits()), cost, time.monotonic() + deadline_s) as waited_s:
+    async def enter(self, name: str = "", cost: int = 1, deadline_s: float = 30.0, priority: int = 0) -> float:
+        async with self.gate.place(Caller(name.rstrip("!"), KeyLimits()), cost, time.monotonic() + deadline_s, priority=priority) as waited_s:
             self.rooms.num_open += 1
             self.entered.append(name)
         return waited_s
@@ -337,3 +337,28 @@ async def test_two_keys_share_a_busy_gateway(stack_of, keys: Any, tmp_path: Path
     await asyncio.gather(*flood, *few)
     assert [place for place, number in enumerate(order) if number == 1][-1] <= 7, order
     await stack.settled()
+
+
+async def test_among_a_keys_own_the_lower_priority_is_first() -> None:
+    """Another key's request keeps its turn, whatever the priority of others."""
+    hall = Hall()
+    await hall.enter("a")
+    tasks = []
+    for name, priority in (("a", 0), ("b", 50), ("a!", -50), ("a", 0)):
+        tasks.append(asyncio.create_task(hall.enter(name, cost=100, priority=priority)))
+        await asyncio.sleep(0)
+    for _ in range(4):
+        hall.leave()
+        await asyncio.sleep(0.001)
+    await asyncio.gather(*tasks)
+    assert hall.entered == ["a", "b", "a!", "a", "a"]
+
+
+async def test_a_priority_goes_to_the_servers_and_its_range_is_said(split: Stack) -> None:
+    await split.reply(ask(priority=-7))
+    async with httpx.AsyncClient(base_url=split.http) as client:
+        assert (await client.post("/v1/completions", json=BODY | {"priority": 9})).status_code == 200
+        answer = await client.post("/v1/completions", json=BODY | {"priority": 101})
+    assert [start.priority for start in split.prefill.starts] == [start.priority for start in split.decode.starts] == [-7, 9]
+    assert (answer.status_code, answer.json()["error"]["param"]) == (400, "priority")
+    assert "[-100, 100]" in answer.json()["error"]["message"]

@@ -24,6 +24,10 @@ class FinishReason(enum.Enum):
 #: A captured step keeps so many places a sequence. The public limit for a client's own is 64, and no model ends answers in as many ways.
 MAX_STOP_TOKENS = 128
 
+#: What one unit of priority is worth, in seconds of waiting, and the range of priorities.
+PRIORITY_S = 1.0
+MAX_PRIORITY = 100
+
 #: Of the most probable tokens at one place, so many can be told.
 MAX_TOP_LOGPROBS = 20
 
@@ -115,6 +119,8 @@ class Request:
     peer: object | None = None
     # Decode role: the prompt is computed here and has no other half.
     local: bool = False
+    # Lower is sooner: the room waits as if it had come `priority` times PRIORITY_S later.
+    priority: int = 0
     # Another answer to the prompt of that room (0: of none), which is open here: it begins when that one's prompt is computed or has landed.
     # Decode and plain roles.
     fork_of: int = 0
@@ -122,6 +128,12 @@ class Request:
     num_forks: int = 0
     # Prefixes are found again under the salt that they were computed under, and no other.
     cache_salt: str = ""
+
+    @property
+    def turn(self) -> float:
+        """By which those who wait are let in, the least first. Waiting does not change it, and yet nobody starves: whoever comes later than the two
+        priorities are apart is behind."""
+        return self.arrived + PRIORITY_S * self.priority
 
 
 # --- what an engine reports ----------------------------------------------------------------------------------------------------

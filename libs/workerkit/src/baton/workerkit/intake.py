@@ -7,7 +7,7 @@ import struct
 from dataclasses import dataclass, field
 
 from baton.engine.grammar import MAX_GRAMMAR_BYTES
-from baton.engine.types import MAX_STOP_TOKENS, MAX_TOP_LOGPROBS, Request, Role, SamplingParams
+from baton.engine.types import MAX_PRIORITY, MAX_STOP_TOKENS, MAX_TOP_LOGPROBS, Request, Role, SamplingParams
 from baton.wire.v1 import common_pb2, worker_pb2
 from baton.workerkit.errors import RefusedError
 
@@ -61,6 +61,8 @@ def take(start: worker_pb2.Start, limits: Limits, now: float) -> Request:
     prompt = list(start.prompt_token_ids)
     _check_prompt(prompt, limits)
     sampling = _sampling(start.sampling, len(prompt), limits)
+    if abs(start.priority) > MAX_PRIORITY:
+        raise _invalid("priority_out_of_range", f"priority={start.priority} is outside [{-MAX_PRIORITY}, {MAX_PRIORITY}]")
     _check_pool(len(prompt), sampling.max_tokens, limits)
     return Request(
         room=start.room,
@@ -74,6 +76,7 @@ def take(start: worker_pb2.Start, limits: Limits, now: float) -> Request:
         local=start.WhichOneof("leg") in ("local", "fork"),
         fork_of=start.fork.of_room,
         num_forks=start.forks,
+        priority=start.priority,
         cache_salt=start.cache_salt,
     )
 

@@ -38,6 +38,7 @@ class Order:
     log: BoundLogger
     span: Span
     cache_salt: str = ""
+    priority: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,6 +142,7 @@ class Dispatcher:
             waiting_timeout_ms=round(self.timeouts.waiting_s * 1e3),
             traceparent=order.traceparent,
             cache_salt=order.cache_salt,
+            priority=order.priority,
         )
 
     def _add_ticket(self, start: worker_pb2.Start, prefill_instance_id: str, decode_instance_id: str) -> None:

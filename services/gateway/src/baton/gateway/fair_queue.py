@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import heapq
 import itertools
-from collections import OrderedDict
 from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
@@ -28,22 +27,39 @@ class Waiting(Generic[T]):
     weight: float
     item: T
     number: int
+    #: It was served or has left.
+    gone: bool = False
 
 
 @dataclass(eq=False, slots=True)
 class _Flow(Generic[T]):
-    """start: virtual time at which its first item would be served."""
+    """start: virtual time at which its first item would be served. line: a heap of (turn, number, item), with items that have gone."""
 
     start: float
-    items: OrderedDict[int, Waiting[T]] = field(default_factory=OrderedDict)
+    line: list[tuple[float, int, Waiting[T]]] = field(default_factory=list)
+    num_items: int = 0
 
     @property
     def head(self) -> Waiting[T]:
-        return next(iter(self.items.values()))
+        while self.line[0][2].gone:
+            heapq.heappop(self.line)
+        return self.line[0][2]
+
+    def add(self, turn: float, waiting: Waiting[T]) -> None:
+        heapq.heappush(self.line, (turn, waiting.number, waiting))
+        self.num_items += 1
+
+    def take(self, waiting: Waiting[T]) -> None:
+        waiting.gone = True
+        self.num_items -= 1
+        if len(self.line) > 2 * self.num_items + SPARE_ENTRIES:
+            self.line = [entry for entry in self.line if not entry[2].gone]
+            heapq.heapify(self.line)
 
 
 class FairQueue(Generic[T]):
-    """First come, first served within a flow; fair by weight between flows. All operations take logarithmic time."""
+    """Within a flow the item with the least turn is first, and of equal ones the one that came first; between flows it is fair by weight. All
+    operations take logarithmic time, spread over many."""
 
     def __init__(self) -> None:
         self._virtual = 0.0
@@ -63,15 +79,15 @@ class FairQueue(Generic[T]):
         """Flows of which something is kept."""
         return len(self._flows) + len(self._ahead)
 
-    def push(self, flow: str, cost: int, weight: float, item: T) -> Waiting[T]:
-        """weight: positive."""
+    def push(self, flow: str, cost: int, weight: float, item: T, turn: float = 0.0) -> Waiting[T]:
+        """weight: positive. turn: within its flow; any clock that all items share."""
         waiting = Waiting(flow, cost, weight, item, next(self._numbers))
         known = self._flows.get(flow)
         if known is None:
             known = self._flows[flow] = _Flow(max(self._virtual, self._ahead.pop(flow, 0.0)))
-        known.items[waiting.number] = waiting
+        known.add(turn, waiting)
         self._num_items += 1
-        if len(known.items) == 1:
+        if known.head is waiting:
             self._line_up(flow, known)
         return waiting
 
@@ -83,7 +99,8 @@ class FairQueue(Generic[T]):
         """The same, and it waits no more."""
         start, flow = self._next()
         name = heapq.heappop(self._heap)[2]
-        waiting = flow.items.popitem(last=False)[1]
+        waiting = flow.head
+        flow.take(waiting)
         self._num_items -= 1
         self._virtual = start
         flow.start = start + waiting.cost / waiting.weight
@@ -101,18 +118,18 @@ class FairQueue(Generic[T]):
 
     def remove(self, waiting: Waiting[T]) -> bool:
         """It waits no more; False when its turn had come."""
-        flow = self._flows.get(waiting.flow)
-        if flow is None or waiting.number not in flow.items:
+        if waiting.gone:
             return False
+        flow = self._flows[waiting.flow]
         was_head = flow.head is waiting
-        del flow.items[waiting.number]
+        flow.take(waiting)
         self._num_items -= 1
         if was_head:
             self._after_head(waiting.flow, flow)
         return True
 
     def _after_head(self, name: str, flow: _Flow[T]) -> None:
-        if flow.items:
+        if flow.num_items:
             self._line_up(name, flow)
             return
         del self._flows[name]

@@ -19,6 +19,10 @@ from baton.gateway.fair_queue import FairQueue, Waiting
 SPEED_SAMPLES = 64
 MAX_RETRY_AFTER_S = 60
 
+#: What one unit of a request's priority is worth, in seconds of waiting: nobody waits for ever behind others' priorities, which are bounded.
+PRIORITY_S = 1.0
+MAX_PRIORITY = 100
+
 
 class Places(Protocol):
     """The rooms, as far as the gate sees them."""
@@ -78,10 +82,11 @@ class Gate:
             raise OverloadedError(text, self._retry_after_s())
 
     @contextlib.asynccontextmanager
-    async def place(self, caller: Caller, cost: int, deadline: float, num_rooms: int = 1) -> AsyncIterator[float]:
+    async def place(self, caller: Caller, cost: int, deadline: float, num_rooms: int = 1, priority: int = 0) -> AsyncIterator[float]:
         """Waits for places; whoever opens `num_rooms` (at most `max_rooms`) inside of the block has them. Yields the seconds waited.
 
-        cost: tokens of the prompt. deadline: the request's, time.monotonic(), seconds. Leaving while it waits gives the place in the queue up.
+        cost: tokens of the prompt. deadline: the request's, time.monotonic(), seconds. priority: among its caller's, it waits as if it had come so
+        many PRIORITY_S later. Leaving while it waits gives the place in the queue up.
         Raises DrainingError, OverloadedError; QueueTimeoutError, QueueDeadlineError after a wait.
         """
         began = time.monotonic()
@@ -89,7 +94,8 @@ class Gate:
         if self._has_place(num_rooms):
             self._num_entering += num_rooms
         else:
-            await self._wait(caller, cost, deadline, began, num_rooms)
+            turn = Turn(asyncio.get_running_loop().create_future(), num_rooms)
+            await self._wait(turn, self._queue.push(caller.key_id, cost, caller.limits.weight, turn, began + PRIORITY_S * priority), deadline, began)
         try:
             yield time.monotonic() - began
         finally:
@@ -117,9 +123,7 @@ class Gate:
         """Nobody overtakes those who wait."""
         return not self._queue and self._places.free >= self._num_entering + num_rooms
 
-    async def _wait(self, caller: Caller, cost: int, deadline: float, began: float, num_rooms: int) -> None:
-        turn = Turn(asyncio.get_running_loop().create_future(), num_rooms)
-        waiting = self._queue.push(caller.key_id, cost, caller.limits.weight, turn)
+    async def _wait(self, turn: Turn, waiting: Waiting[Turn], deadline: float, began: float) -> None:
         self.counters["queued"] += 1
         until = min(deadline, began + self._queue_timeout_s)
         try:

@@ -148,6 +148,7 @@ def _request(
         report=request.report,
         caller=caller,
         request_id=request.request_id,
+        priority=request.priority,
         trace=extract(context.invocation_metadata()),
     )
 

@@ -25,7 +25,7 @@ from baton.gateway.console.recorder import Recorder
 from baton.gateway.dispatch import Dispatcher, Order
 from baton.gateway.errors import GatewayError, NotReadyError, OutOfRangeError, RequestError, RoomFailedError, UnknownModelError
 from baton.gateway.fleet import Fleet
-from baton.gateway.gate import Gate
+from baton.gateway.gate import MAX_PRIORITY, Gate
 from baton.gateway.live_room import LiveRoom
 from baton.gateway.metrics import GatewayMetrics
 from baton.gateway.requests import MAX_REQUEST_ID_CHARS, InferenceRequest, Prompt, TokenPrompt
@@ -199,6 +199,8 @@ class Inference:
         check_ranges(request.sampling, vocab_size, self._context)
         if (request.sampling.n or 1) > (limit := max(1, self._gate.max_rooms)):
             raise OutOfRangeError(request.sampling.name("n"), request.sampling.n, f"[1, {limit}]", "each answer takes a room (--max-rooms)")
+        if abs(request.priority) > MAX_PRIORITY:
+            raise OutOfRangeError("priority", request.priority, f"[{-MAX_PRIORITY}, {MAX_PRIORITY}]")
         self._gate.check()
         self._check_ready()  # a prompt's limit is its servers'
         prompt = await self.tokenizer.encode(request.prompt, longest_prompt(self.fleet.routes))
@@ -216,8 +218,9 @@ class Inference:
             log=request_log,
             span=span,
             cache_salt=request.caller.key_id,
+            priority=request.priority,
         )
-        async with self._gate.place(request.caller, len(prompt), order.deadline, admitted.num_choices) as waited_s:
+        async with self._gate.place(request.caller, len(prompt), order.deadline, admitted.num_choices, request.priority) as waited_s:
             if not fitting(admitted, self.fleet.routes):
                 raise NotReadyError("the servers that could take it have gone while it waited: " + "; ".join(self.fleet.problems()))
             choices = self._open_choices(order)

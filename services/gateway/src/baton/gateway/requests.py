@@ -82,4 +82,5 @@ class InferenceRequest:
     report: bool = False
     caller: Caller = ANONYMOUS
     request_id: str = ""
+    priority: int = 0
     trace: Context | None = None

@@ -1,4 +1,4 @@
-"""The line in front of the KV pool: first come first served, with bounded overtaking."""
+"""The line in front of the KV pool: in the order of the requests' turns (first come first served, shifted by priority), with bounded overtaking."""
 
 from __future__ import annotations
 
@@ -26,7 +26,13 @@ class AdmissionQueue:
         return iter(list(self._line.values()))
 
     def push(self, sequence: Sequence) -> None:
+        """Behind all whose turn is not later. A new head starts with all its passes."""
+        behind = self._line and next(reversed(self._line.values())).request.turn > sequence.request.turn
         self._line[sequence.room] = sequence
+        if behind:
+            self._line = dict(sorted(self._line.items(), key=lambda item: item[1].request.turn))
+            if sequence.room == next(iter(self._line)):
+                self._passes = 0
 
     def remove(self, room: int) -> None:
         """Idempotent. A new head starts with all its passes."""

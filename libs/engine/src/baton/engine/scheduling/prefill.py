@@ -221,14 +221,15 @@ class PrefillScheduler:
         return len(self._computing) < self._limits.max_running and self._limits.pages_for(sequence.num_prompt) <= self._book.num_free
 
     def _early(self) -> Room | None:
-        """The oldest room, if it may be computed before it is published: only while nothing else is computed or could be, one at a time, and in a
-        quarter of the free pages: if decode takes long to publish it, that is what published rooms miss."""
+        """The room whose turn is next, if it may be computed before it is published: only while nothing else is computed or could be, one at a time,
+        and in a quarter of the free pages: if decode takes long to publish it, that is what published rooms miss."""
         if self._computing or len(self._waiting) or any(state.sequence.pages.num_pages and not state.published for state in self._rooms.values()):
             return None
-        for state in self._rooms.values():
-            if state.stage is Stage.BOOTSTRAPPING:
-                return state if EARLY_PART * self._limits.pages_for(state.sequence.num_prompt) <= self._book.num_free else None
-        return None
+        waiting = (state for state in self._rooms.values() if state.stage is Stage.BOOTSTRAPPING)
+        first = min(waiting, key=lambda state: state.sequence.request.turn, default=None)
+        if first is None or EARLY_PART * self._limits.pages_for(first.sequence.num_prompt) > self._book.num_free:
+            return None
+        return first
 
     def _start(self, state: Room) -> None:
         sequence = state.sequence

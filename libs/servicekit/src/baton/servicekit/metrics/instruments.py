@@ -31,6 +31,7 @@ CAUSES = (
     "key_rate", "key_tokens", "invalid_request", "malformed_body", "body_not_utf8", "body_too_large", "body_late", "missing_field",
     "wrong_type", "out_of_range", "unsupported", "stop_list", "prompt_empty", "prompt_too_long", "chat_template", "model_not_found",
     "direct_request", "room_missing", "token_out_of_range", "max_tokens_out_of_range", "max_tokens_too_small", "sampling_out_of_range", "wrong_leg",
+    "priority_out_of_range",
     # the gateway
     "bootstrap_timeout", "waiting_timeout", "transfer_timeout", "no_route", "overloaded", "queue_timeout", "queue_deadline", "gateway_draining",
     "gateway_stopped", "gateway_lost", "gateway_error", "worker_protocol", "token_conflict", "tokens_lost", "leg_not_ended", "stop_string",

@@ -171,6 +171,7 @@ class OpenAIFront:
             accepted_at=accepted_at,
             deadline=deadline,
             caller=caller,
+            priority=body.priority,
             request_id=body.request_id or request.headers.get("x-request-id", ""),
             trace=extract(request.headers.items()),
         )

@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from baton.gateway.gate import MAX_PRIORITY
 from baton.gateway.http.deadline import TIMEOUT_HEADER
 from baton.gateway.http.parse import CHAT_ROLES, DEFAULT_COMPLETION_TOKENS, HINTS
 from baton.gateway.requests import MAX_REQUEST_ID_CHARS
@@ -283,6 +284,7 @@ def _common() -> Schema:
     fields: Schema = {
         "stream": _maybe("boolean", description="Answer with server-sent events."),
         "stream_options": _maybe("object", properties=options, additionalProperties=False, description="Only with stream: true."),
+        "priority": _maybe("integer", minimum=-MAX_PRIORITY, maximum=MAX_PRIORITY, description="Lower is sooner, by a second each. Default 0."),
         "request_id": _maybe("string", maxLength=MAX_REQUEST_ID_CHARS, pattern="^[ -~]*$", description="For logs and traces."),
     }
     return fields | {hint: {"description": "A hint; no answer depends on it."} for hint in HINTS}

@@ -35,6 +35,7 @@ class ParsedBody:
     stream: bool
     include_usage: bool
     request_id: str
+    priority: int
     #: The prompt's text comes before the answer's.
     echo: bool = False
 
@@ -125,10 +126,11 @@ def _finish(
     stream = fields.boolean("stream") or False
     include_usage = _include_usage(fields, stream)
     request_id = fields.text("request_id") or ""
+    priority = fields.integer("priority") or 0
     for hint in HINTS:
         fields.raw(hint)
     fields.refuse_rest()
-    return ParsedBody(model, prompt, sampling, stream, include_usage, request_id)
+    return ParsedBody(model, prompt, sampling, stream, include_usage, request_id, priority)
 
 
 def _sampling(fields: Fields, limit: int | None) -> SamplingOptions:
