@@ -13,6 +13,9 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 from fleet import Fleet
 
+#: Servers that say over HTTP what they count.
+COUNTING = ("--metrics-exporter", "prometheus", "--metrics-port", "0")
+
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Tests of one fleet run together, so that only one fleet is up at a time on a small machine."""
@@ -29,8 +32,8 @@ def model_path() -> Path:
 
 def _split(model_path: Path, folder: Path, transport: str) -> Iterator[Fleet]:
     fleet = Fleet(model_path, folder)
-    fleet.prefill("--transport", transport)
-    fleet.decode("--transport", transport, "--digest", "all")
+    fleet.prefill("--transport", transport, *COUNTING)
+    fleet.decode("--transport", transport, "--digest", "all", *COUNTING)
     yield fleet.start()
     fleet.assert_free()
     fleet.close()
@@ -52,7 +55,7 @@ def tcp_fleet(model_path: Path, tmp_path_factory: pytest.TempPathFactory) -> Ite
 def plain_fleet(model_path: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
     """One plain server behind a gateway."""
     fleet = Fleet(model_path, tmp_path_factory.mktemp("plain"))
-    fleet.plain()
+    fleet.plain(*COUNTING)
     yield fleet.start()
     fleet.assert_free()
     fleet.close()

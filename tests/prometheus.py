@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from fleet import free_port, wait_for
+from fleet import Worker, free_port, wait_for
 from prometheus_client.parser import text_string_to_metric_families
 
 #: One sample: its name and its labels, sorted.
@@ -78,3 +78,9 @@ def scrape(address: str) -> dict[Sample, float]:
         for family in text_string_to_metric_families(text)
         for sample in family.samples
     }
+
+
+def counted(worker: Worker, name: str, **labels: str) -> float:
+    """A counter of one worker, as its metrics port says it."""
+    wanted = set(labels.items())
+    return sum(value for (sample, has), value in scrape(worker.address("metrics")).items() if sample == name and wanted <= set(has))

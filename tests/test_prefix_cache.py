@@ -7,8 +7,8 @@ from pathlib import Path
 
 import grpc
 import pytest
-from fleet import MODEL, PAGE_SIZE, Fleet, Worker, wait_for
-from prometheus import scrape
+from fleet import MODEL, PAGE_SIZE, Fleet, wait_for
+from prometheus import counted
 
 from baton.wire.v1 import inference_pb2 as pb
 from baton.wire.v1.inference_pb2_grpc import InferenceStub
@@ -32,12 +32,6 @@ def fleet(model_path: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterato
         fleet.assert_free()
     finally:
         fleet.close()
-
-
-def counted(worker: Worker, name: str, **labels: str) -> float:
-    """A counter of one worker, as its metrics port says it."""
-    wanted = set(labels.items())
-    return sum(value for (sample, has), value in scrape(worker.address("metrics")).items() if sample == name and wanted <= set(has))
 
 
 def say(fleet: Fleet, messages: list[pb.ChatMessage]) -> tuple[str, pb.RoomReport]:

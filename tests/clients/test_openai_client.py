@@ -12,7 +12,10 @@ from typing import Any
 
 import openai
 import pytest
-from fleet import MODEL, Fleet
+from fleet import MODEL, Fleet, wait_for
+from prometheus import counted
+
+from baton.gateway.choices import seed_of
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(900)]
 
@@ -216,8 +219,49 @@ def test_the_sync_client(shm_fleet: Fleet, split_bodies: dict[str, dict[str, Any
         raw = client.chat.completions.with_raw_response.create(**asked(True, GREEDY | {"extra_body": {"request_id": "mine-1"}}))
         assert raw.headers["x-request-id"] == "mine-1"
         assert [model.id for model in client.models.list()] == [MODEL]
-        with pytest.raises(openai.BadRequestError, match="n=4 is not supported here: it must be 1"):
-            client.chat.completions.create(**asked(True, {"n": 4}))
+        with pytest.raises(openai.BadRequestError, match=r"n=65 is outside \[1, 64\]"):
+            client.chat.completions.create(**asked(True, {"n": 65}))
         with pytest.raises(openai.BadRequestError, match=r"presence_penalty=3.0 is outside \[-2, 2\]"):
             client.chat.completions.create(**asked(True, {"presence_penalty": 3}))
     shm_fleet.assert_free()
+
+
+def work_of(fleet: Fleet) -> dict[str, list[float]]:
+    """By server: tokens that went through its model, and rooms that ended well."""
+    names = ("baton_tokens_computed_total", "baton_rooms_succeeded_total")
+    return {worker.spec.name.partition("-")[0]: [counted(worker, name) for name in names] for worker in fleet.workers}
+
+
+def four_answers(fleet: Fleet) -> tuple[list[str], dict[str, list[float]], Any]:
+    """The texts of n = 4, streamed; what the servers did for them; usage."""
+    before = work_of(fleet)
+    texts, ends = [""] * 4, []
+    with openai.OpenAI(**about(fleet)) as client:
+        request = asked(True, SAMPLED | {"n": 4, "stream": True, "stream_options": {"include_usage": True}})
+        for chunk in client.chat.completions.create(**request):
+            for choice in chunk.choices:
+                texts[choice.index] += choice.delta.content or ""
+                ends += [choice.index] if choice.finish_reason else []
+            usage = chunk.usage
+    assert sorted(ends) == [0, 1, 2, 3]
+    fleet.assert_free()
+    wait_for(lambda: sum(tokens for tokens, _ in work_of(fleet).values()) >= usage.completion_tokens, 10, "what the servers counted")
+    did = {name: [now - then for now, then in zip(after, before[name], strict=True)] for name, after in work_of(fleet).items()}
+    return texts, did, usage
+
+
+def test_four_answers_take_one_prefill_and_one_transfer(shm_fleet: Fleet, plain_fleet: Fleet) -> None:
+    texts, did, usage = four_answers(shm_fleet)
+    # Behind the prompt each answer's tokens but its last go through decode, and for three of them the prompt's last token: the first of the four has
+    # its first token from prefill.
+    assert did == {"prefill": [usage.prompt_tokens, 1], "decode": [usage.completion_tokens - 1, 4]}
+    assert len(set(texts)) == 4
+    with openai.OpenAI(**about(shm_fleet)) as client:
+        whole = client.chat.completions.create(**asked(True, SAMPLED | {"n": 4}))
+        assert [choice.message.content for choice in whole.choices] == texts
+        assert whole.usage == usage
+        alone = client.chat.completions.create(**asked(True, SAMPLED | {"seed": seed_of(11, 2)}))
+        assert alone.choices[0].message.content == texts[2]
+    plain_texts, plain_did, plain_usage = four_answers(plain_fleet)
+    assert (plain_texts, plain_usage) == (texts, usage)
+    assert plain_did == {"plain": [usage.prompt_tokens + usage.completion_tokens - 1, 4]}
