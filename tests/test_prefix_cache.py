@@ -57,6 +57,7 @@ def test_later_turns_compute_and_move_only_what_is_new(fleet: Fleet) -> None:
         wait_for(lambda: counted(prefill, "baton_tokens_computed_total") - so_far >= least, 10, f"{least} tokens computed")  # noqa: B023
         computed = counted(prefill, "baton_tokens_computed_total") - so_far
         assert report.transfer.digest_checked
+        assert computed == report.usage.prompt_tokens - report.usage.cached_tokens
         if not before:
             assert new > 2000
             assert (computed, report.transfer.bytes) == (new, -(-new // PAGE_SIZE) * PAGE_SIZE * TOKEN_BYTES)

@@ -111,6 +111,25 @@ async def test_echo_and_log_probabilities_are_of_each_answer(stack_of: StackOf) 
         assert echo["text"] == "hello" + choice["text"]
 
 
+@pytest.mark.parametrize("num_plain", [0, 1])
+async def test_tokens_from_a_cache_are_told(stack_of: StackOf, num_plain: int) -> None:
+    """By the server that computed the prompt, whatever a fork says; never more than the prompt has."""
+    stack: Stack = await stack_of(plain=num_plain)
+
+    async def cached(worker: ScriptedWorker, start: worker_pb2.Start) -> None:
+        if worker.role != "decode":
+            worker.event(start.room, prefill_started=worker_pb2.PrefillStarted(cached_tokens=0 if start.HasField("fork") else 2))
+        await by_the_book(worker, start)
+
+    stack.script(cached, cached)
+    assert (await stack.reply(several(2))).last.usage.cached_tokens == 2
+    async with httpx.AsyncClient(base_url=stack.http, timeout=20) as client:
+        body = {"model": MODEL, "prompt": "hello", "max_tokens": 2}
+        usage = (await client.post("/v1/completions", json=body)).json()["usage"]
+        assert usage["prompt_tokens_details"] == {"cached_tokens": 2}
+        assert (await client.post("/v1/completions", json=body | {"prompt": [5]})).json()["usage"]["prompt_tokens_details"] == {"cached_tokens": 1}
+
+
 async def test_a_client_that_leaves_ends_all_of_them(split: Stack) -> None:
     split.script(silence, silence)
     call = split.call(several(4))

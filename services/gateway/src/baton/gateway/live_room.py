@@ -242,7 +242,7 @@ class LiveRoom:
         elif kind == "kv_ready":
             self.passage.digest_checked = event.kv_ready.digest_checked
             self.passage.exposed_ms = event.kv_ready.exposed_ms
-        elif kind == "prefill_started":
+        elif kind == "prefill_started" and Event.PREFILL_STARTED not in self.machine.milestones:
             self.passage.cached_tokens = event.prefill_started.cached_tokens
         elif kind == "finished":
             self._finished = event.finished
