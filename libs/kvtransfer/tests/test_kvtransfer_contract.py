@@ -49,6 +49,32 @@ def test_scattered_pages_land_where_they_belong_and_nowhere_else(pair: Any) -> N
     assert (landed[untouched] == GUARD).all()
 
 
+def test_more_than_the_caches_hold_lands_whole_between_its_guards(house: Any) -> None:
+    """Such writes go past the caches, a line at a time: their ends, and spans shorter than a line, are where that could go wrong."""
+    num_bytes = 72 << 20
+    sender = house.local(num_bytes=num_bytes)
+    receiver = house.remote(num_bytes=num_bytes, fill=GUARD)
+    sender.write(0, np.random.default_rng(11).integers(0, 256, num_bytes, dtype=np.uint8).tobytes())
+    inbox, invitation = receiver.open_inbox()
+    peer = sender.agent.connect(invitation, sender.region)
+    spans = [
+        (5, 3, 33 << 20),
+        (40 << 20, (34 << 20) + 64, (30 << 20) + 1),
+        (1, (70 << 20) + 7, 50),
+        (100, (71 << 20) + 63, 2),
+        (200, (71 << 20) + 128, 191),
+    ]
+    slot = receiver.arm(inbox, 1, 1)
+    handle = peer.begin(1)
+    handle.post(rows(*spans))
+    handle.finish(slot, Doorbell(1, 1))
+    assert receiver.doorbells(1)
+    landed = [(destination, length) for _, destination, length in spans]
+    assert receiver.digest(landed) == kv.digest(sender.region, [(source, length) for source, _, length in spans])
+    for _, destination, length in spans:
+        assert receiver.read(destination - 3, 3) == receiver.read(destination + length, 3) == bytes([GUARD] * 3)
+
+
 def test_nothing_is_missing_where_nothing_went(pair: Any) -> None:
     _, receiver, inbox, peer = pair
     assert peer.check()

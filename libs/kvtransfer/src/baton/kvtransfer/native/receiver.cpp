@@ -19,6 +19,10 @@ constexpr int BACKSTOP_MS = 10;           // between two looks that nobody asked
 constexpr int64_t IDLE_US = 1'000'000;    // between two looks at nothing
 constexpr int TURNS_OF_ONE_INBOX = 256;   // before the others have theirs
 constexpr int64_t BUSY_PATIENCE_NS = 300'000; // before sleeping after traffic; the processor is offered to others meanwhile
+// After so many events in a row a look that finds nothing waits before the next one: bytes that come in bulk are taken in bulk. Looking without a pause
+// takes a fifth of its speed from a sender on the same host (the two share the socket's cache lines).
+constexpr unsigned BULK_EVENTS = 4;
+constexpr int64_t BULK_PAUSE_NS = 50'000;
 constexpr uint64_t WAKE = ~0ull;
 
 } // namespace
@@ -136,6 +140,7 @@ void Receiver::run_progress() {
     }
     struct epoll_event events[16];
     int64_t last_event_ns = 0;
+    unsigned num_unpaused = 0; // events since the last pause
     while (!stopping_.load()) {
         bool any = false, busy = false;
         for (const auto &inbox : inboxes()) {
@@ -149,6 +154,7 @@ void Receiver::run_progress() {
             if (inbox->take_unanswered()) {
                 notices_->push(NoticeKind::UNANSWERED, inbox->id());
             }
+            num_unpaused += total;
             any |= total > 0;
         }
         const int64_t now = now_ns();
@@ -156,6 +162,10 @@ void Receiver::run_progress() {
             last_event_ns = now;
         }
         if (now - last_event_ns < BUSY_PATIENCE_NS) {
+            if (!any && num_unpaused >= BULK_EVENTS) {
+                num_unpaused = 0;
+                pause_until(now + BULK_PAUSE_NS);
+            }
             sched_yield();
             continue;
         }

@@ -55,7 +55,10 @@ public:
     }
 
 protected:
-    void put(Write &, const Span &piece) override { store_bytes(pool_ + piece.destination, source_ + piece.source, size_t(piece.length)); }
+    void put(Write &write, const Span &piece) override {
+        const auto store = size_t(write.reach()) >= bytes_past_cache() ? stream_bytes : store_bytes;
+        store(pool_ + piece.destination, source_ + piece.source, size_t(piece.length));
+    }
 
 private:
     char *const pool_;

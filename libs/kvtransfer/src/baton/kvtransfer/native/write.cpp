@@ -15,11 +15,15 @@ long Write::post(const int64_t *rows, size_t n, uint64_t ready_event) {
     Batch batch;
     batch.ready_event = ready_event;
     batch.spans.reserve(n);
+    int64_t total = 0, begin = destination_bytes_, end = 0;
     for (size_t i = 0; i < n; ++i) {
         const int64_t source = rows[3 * i], destination = rows[3 * i + 1], length = rows[3 * i + 2];
         if (source < 0 || destination < 0 || length <= 0 || length > source_bytes_ - source || length > destination_bytes_ - destination) {
             return long(i);
         }
+        total += length;
+        begin = std::min(begin, destination);
+        end = std::max(end, destination + length);
         if (!batch.spans.empty()) {
             Span &last = batch.spans.back();
             if (last.source + last.length == source && last.destination + last.length == destination) {
@@ -29,6 +33,7 @@ long Write::post(const int64_t *rows, size_t n, uint64_t ready_event) {
         }
         batch.spans.push_back({source, destination, length});
     }
+    batch.reach = std::min(total, end - begin);
     {
         std::lock_guard<std::mutex> lock(mutex_);
         if (state() == WriteState::FAILED) {
@@ -128,6 +133,7 @@ void Write::count_put(int64_t num_bytes) {
 void Write::take_incoming() {
     std::lock_guard<std::mutex> lock(mutex_);
     while (!incoming_.empty()) {
+        reach_ += incoming_.front().reach;
         batches_.push_back(std::move(incoming_.front()));
         incoming_.pop_front();
     }

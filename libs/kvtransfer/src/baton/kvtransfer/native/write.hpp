@@ -24,6 +24,7 @@ struct Span {
 struct Batch {
     std::vector<Span> spans;
     uint64_t ready_event = 0; // CUDA event that must have fired; 0: none
+    int64_t reach = 0;        // bytes of the destination that it touches, at most
     size_t next = 0;
     int64_t done_of_next = 0; // bytes of spans[next] already posted
 };
@@ -78,6 +79,8 @@ public:
     bool awaits_event() const { return !batches_.empty() && batches_.front().ready_event != 0; }
     bool is_cancelled() const { return cancel_requested_; }
     Span take_piece(int64_t max_bytes);
+    // Bytes of the destination that all that was posted so far touches, at most.
+    int64_t reach() const { return reach_; }
     // Bytes of the next span that are not posted yet.
     int64_t next_bytes() const { return batches_.front().spans[batches_.front().next].length - batches_.front().done_of_next; }
     // A put of so many bytes is handed to the transport.
@@ -123,6 +126,7 @@ private:
     // of the queue's thread
     Phase phase_ = Phase::POSTING;
     std::deque<Batch> batches_;
+    int64_t reach_ = 0;
     bool finishing_ = false;
     bool runnable_ = false; // in the link's list of those that may have a turn
     bool gated_ = false;    // in the link's list of those that wait for an event, once however often more is posted meanwhile
