@@ -62,8 +62,8 @@ class WorkerInfo(_message.Message):
     draining: _builtins.bool
     version: _builtins.str
     sampling_level: _builtins.int
-    """Which fields of `Sampling` it heeds: 0, those up to stop_token_ids; 1, those up to answered_tokens as well; 2, grammar too. A gateway sends it
-    no request that needs others.
+    """Which fields of `Sampling` it heeds: 0, those up to stop_token_ids; 1, those up to answered_tokens as well; 2, grammar too; 3, prompt_logprobs too. A
+    gateway sends it no request that needs others.
     """
     takes_forks: _builtins.bool
     """Decode, plain: takes a ForkLeg."""
@@ -454,6 +454,7 @@ class Sampling(_message.Message):
     TOP_LOGPROBS_FIELD_NUMBER: _builtins.int
     ANSWERED_TOKENS_FIELD_NUMBER: _builtins.int
     GRAMMAR_FIELD_NUMBER: _builtins.int
+    PROMPT_LOGPROBS_FIELD_NUMBER: _builtins.int
     temperature: _builtins.float
     top_p: _builtins.float
     top_k: _builtins.int
@@ -472,6 +473,10 @@ class Sampling(_message.Message):
     grammar: _builtins.str
     """What the answer is held to, from its first token on (also one that an earlier room drew): a grammar as the library llguidance reads it (Lark's
     syntax, or its JSON). Empty: nothing. min_tokens is 0 then.
+    """
+    prompt_logprobs: _builtins.int
+    """Given: the server that computes the prompt reports the log probability of each of its tokens behind the first, and of the so many most probable
+    ones. Absent: none are reported.
     """
     @_builtins.property
     def stop_token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
@@ -502,13 +507,19 @@ class Sampling(_message.Message):
         top_logprobs: _builtins.int | None = ...,
         answered_tokens: _builtins.int = ...,
         grammar: _builtins.str = ...,
+        prompt_logprobs: _builtins.int | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_top_logprobs", b"_top_logprobs", "top_logprobs", b"top_logprobs"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_prompt_logprobs", b"_prompt_logprobs", "_top_logprobs", b"_top_logprobs", "prompt_logprobs", b"prompt_logprobs", "top_logprobs", b"top_logprobs"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_top_logprobs", b"_top_logprobs", "answered_tokens", b"answered_tokens", "bias_token_ids", b"bias_token_ids", "bias_values", b"bias_values", "frequency_penalty", b"frequency_penalty", "grammar", b"grammar", "max_tokens", b"max_tokens", "min_p", b"min_p", "min_tokens", b"min_tokens", "presence_penalty", b"presence_penalty", "repetition_penalty", b"repetition_penalty", "seed", b"seed", "stop_token_ids", b"stop_token_ids", "temperature", b"temperature", "top_k", b"top_k", "top_logprobs", b"top_logprobs", "top_p", b"top_p"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_prompt_logprobs", b"_prompt_logprobs", "_top_logprobs", b"_top_logprobs", "answered_tokens", b"answered_tokens", "bias_token_ids", b"bias_token_ids", "bias_values", b"bias_values", "frequency_penalty", b"frequency_penalty", "grammar", b"grammar", "max_tokens", b"max_tokens", "min_p", b"min_p", "min_tokens", b"min_tokens", "presence_penalty", b"presence_penalty", "prompt_logprobs", b"prompt_logprobs", "repetition_penalty", b"repetition_penalty", "seed", b"seed", "stop_token_ids", b"stop_token_ids", "temperature", b"temperature", "top_k", b"top_k", "top_logprobs", b"top_logprobs", "top_p", b"top_p"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__prompt_logprobs: _TypeAlias = _typing.Literal["prompt_logprobs"]  # noqa: Y015
+    _WhichOneofArgType__prompt_logprobs: _TypeAlias = _typing.Literal["_prompt_logprobs", b"_prompt_logprobs"]  # noqa: Y015
     _WhichOneofReturnType__top_logprobs: _TypeAlias = _typing.Literal["top_logprobs"]  # noqa: Y015
     _WhichOneofArgType__top_logprobs: _TypeAlias = _typing.Literal["_top_logprobs", b"_top_logprobs"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__prompt_logprobs) -> _WhichOneofReturnType__prompt_logprobs | None: ...
+    @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__top_logprobs) -> _WhichOneofReturnType__top_logprobs | None: ...
 
 Global___Sampling: _TypeAlias = Sampling  # noqa: Y015
@@ -563,6 +574,7 @@ class Report(_message.Message):
     DRAINING_FIELD_NUMBER: _builtins.int
     PEERS_FIELD_NUMBER: _builtins.int
     LOGPROBS_FIELD_NUMBER: _builtins.int
+    PROMPT_LOGPROBS_FIELD_NUMBER: _builtins.int
     draining: _builtins.bool
     @_builtins.property
     def events(self) -> _containers.RepeatedCompositeFieldContainer[Global___RoomEvent]: ...
@@ -588,6 +600,10 @@ class Report(_message.Message):
     def logprobs(self) -> _containers.RepeatedCompositeFieldContainer[Global___RoomLogprobs]:
         """For tokens of this report whose rooms asked for log probabilities."""
 
+    @_builtins.property
+    def prompt_logprobs(self) -> _containers.RepeatedCompositeFieldContainer[Global___RoomPromptLogprobs]:
+        """Of prompts whose rooms asked for them: they precede the room's tokens."""
+
     def __init__(
         self,
         *,
@@ -599,14 +615,43 @@ class Report(_message.Message):
         draining: _builtins.bool = ...,
         peers: Global___PeerStates | None = ...,
         logprobs: _abc.Iterable[Global___RoomLogprobs] | None = ...,
+        prompt_logprobs: _abc.Iterable[Global___RoomPromptLogprobs] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["load", b"load", "peers", b"peers"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["draining", b"draining", "events", b"events", "indexes", b"indexes", "load", b"load", "logprobs", b"logprobs", "peers", b"peers", "rooms", b"rooms", "tokens", b"tokens"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["draining", b"draining", "events", b"events", "indexes", b"indexes", "load", b"load", "logprobs", b"logprobs", "peers", b"peers", "prompt_logprobs", b"prompt_logprobs", "rooms", b"rooms", "tokens", b"tokens"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Report: _TypeAlias = Report  # noqa: Y015
+
+@_typing.final
+class RoomPromptLogprobs(_message.Message):
+    """Of the prompt's tokens from number `first` on; the first of a room is number 1."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ROOM_FIELD_NUMBER: _builtins.int
+    FIRST_FIELD_NUMBER: _builtins.int
+    LOGPROBS_FIELD_NUMBER: _builtins.int
+    room: _builtins.int
+    first: _builtins.int
+    @_builtins.property
+    def logprobs(self) -> _containers.RepeatedCompositeFieldContainer[_inference_pb2.TokenLogprobs]: ...
+    def __init__(
+        self,
+        *,
+        room: _builtins.int = ...,
+        first: _builtins.int = ...,
+        logprobs: _abc.Iterable[_inference_pb2.TokenLogprobs] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["first", b"first", "logprobs", b"logprobs", "room", b"room"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RoomPromptLogprobs: _TypeAlias = RoomPromptLogprobs  # noqa: Y015
 
 @_typing.final
 class RoomLogprobs(_message.Message):
