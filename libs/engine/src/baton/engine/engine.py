@@ -215,6 +215,8 @@ class Engine:
             launched = self._flights.popleft()
             left = launched.given_up.at is not None
             drawn = [None for piece in launched.plan.slices if piece.samples] if left else launched.flight.drawn()
+            if not left and (scored := launched.flight.scored()):
+                self._scheduler.score(scored)
             self._scheduler.resolve(launched.plan, drawn, NO_LOGPROBS if left else launched.flight.logprobs())
             self._count(launched)
             self.step_time.lap(COMMIT)

@@ -63,7 +63,7 @@ class PageBook:
         Sets `num_resident`: its leading tokens that are here already.
         """
         node = None
-        if self._finds(sequence) and self._tree is not None:
+        if self._finds(sequence) and self._tree is not None and not (must_compute and sequence.wants_scores()):
             tokens = sequence.tokens[: len(sequence.tokens) - must_compute]
             node = self._tree.match(sequence.request.cache_salt, tokens)
             self.num_asked_tokens += len(sequence.tokens)

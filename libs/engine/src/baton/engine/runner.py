@@ -14,6 +14,7 @@ from baton.engine.given_up import GivenUp
 from baton.engine.logprobs import scores, told
 from baton.engine.models.llama import LlamaModel
 from baton.engine.pool import KVPool
+from baton.engine.prompt_scores import Also, scored_of
 from baton.engine.sampler import Draw, sample
 from baton.engine.scheduling.sequence import Sequence, Slice, StepPlan
 from baton.engine.types import Logprobs
@@ -34,6 +35,9 @@ class Flight(Protocol):
 
     def logprobs(self) -> dict[int, Logprobs]:
         """Of those of `drawn` whose requests asked for them, by their place in it. Under the same conditions."""
+
+    def scored(self) -> list[tuple[Slice, list[Logprobs]]]:
+        """Of prompts' own tokens, by slice, where they are asked for. Under the same conditions."""
 
     def idle_s(self) -> float | None:
         """Seconds that the device stood still between the decode step launched before this one and this one. None: it is none, or runs on a CPU, or
@@ -63,7 +67,11 @@ class Done:
 
     def __init__(self, drawn: list[int | None], logprobs: dict[int, Logprobs] | None = None) -> None:
         self._drawn = drawn
+        self._scored: list[tuple[Slice, list[Logprobs]]] = []
         self._logprobs = logprobs or {}
+
+    def of_prompts(self, scored: list[tuple[Slice, list[Logprobs]]]) -> None:
+        self._scored = scored
 
     def wait(self, timeout_s: float) -> bool:
         return True
@@ -73,6 +81,9 @@ class Done:
 
     def logprobs(self) -> dict[int, Logprobs]:
         return self._logprobs
+
+    def scored(self) -> list[tuple[Slice, list[Logprobs]]]:
+        return self._scored
 
     def idle_s(self) -> float | None:
         return None
@@ -93,11 +104,16 @@ class CpuRunner:
     def launch(self, plan: StepPlan, layer_done: LayerDone | None, given_up: GivenUp | None = None) -> Done:
         tell = None if layer_done is None else lambda layer: layer_done(layer, None)
         self._pool.copy_pages(plan.copies)
-        logits = self._model.forward(build_batch(plan.slices, self._pool), self._pool, tell, given_up)
+        scored, scores = scored_of(plan.slices), []
+        also: Also | None = None if scored is None else lambda hidden, head: scores.append(scored.scores(hidden, head))
+        logits = self._model.forward(build_batch(plan.slices, self._pool), self._pool, tell, given_up, also)
         if logits is None:
             return Done([])
         draws = [draw_of(piece) for piece in plan.slices if piece.samples]
-        return _drawn(logits, draws) if draws else Done([])
+        done = _drawn(logits, draws) if draws else Done([])
+        if scored is not None:
+            done.of_prompts(scored.told(scores[0]))
+        return done
 
     def release(self, sequence: Sequence) -> None:
         """Nothing is kept for a sequence."""

@@ -41,6 +41,7 @@ class SamplingParams:
     max_tokens: answer length, the first token included. stop_token_ids: at most MAX_STOP_TOKENS of the vocabulary, end-of-sequence tokens
     included, unless the client ignores them. repetition_penalty: 1 is off; of prompt and answer. presence_penalty, frequency_penalty: 0 is off; of
     the answer alone, to which the prompt's last `answered_tokens` count as well: an earlier room drew them. logit_bias: (token, what is added).
+    prompt_logprobs: the same of the prompt's tokens behind the first; the prompt is then computed whole where it is computed.
     top_logprobs: how many of the most probable tokens are told with each token and its own log probability; None: neither is.
     grammar: what the answer is held to, this request's own; `min_tokens` is 0 then, and `stop_token_ids` has the end-of-sequence tokens.
     """
@@ -58,6 +59,7 @@ class SamplingParams:
     frequency_penalty: float = 0.0
     logit_bias: tuple[tuple[int, float], ...] = ()
     top_logprobs: int | None = None
+    prompt_logprobs: int | None = None
     answered_tokens: int = 0
     grammar: Constraint | None = None
 
@@ -79,6 +81,8 @@ class Logprobs:
 
     logprob: float
     top: tuple[tuple[int, float], ...] = ()
+    # Of a prompt's token: how many tokens were at least as probable at its place, itself included. 0: not counted.
+    rank: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -219,6 +223,16 @@ class Token:
 
 
 @dataclass(frozen=True, slots=True)
+class PromptLogprobs:
+    """Of the prompt's tokens [first, first + len(logprobs)), where the request asked for them; the first that is told is number 1, and all come
+    before the answer's first token."""
+
+    room: int
+    first: int
+    logprobs: tuple[Logprobs, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Finished:
     room: int
     reason: FinishReason
@@ -231,7 +245,7 @@ class Failed:
     failure: Failure
 
 
-EngineEvent = Bootstrapped | Reserved | PrefillStarted | TransferStarted | Transferred | KVReady | Token | Finished | Failed
+EngineEvent = Bootstrapped | Reserved | PrefillStarted | TransferStarted | Transferred | KVReady | Token | PromptLogprobs | Finished | Failed
 
 
 @dataclass(slots=True)

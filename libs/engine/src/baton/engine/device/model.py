@@ -18,6 +18,7 @@ from baton.engine.model_config import ModelConfig
 from baton.engine.models.collective import Collective
 from baton.engine.models.reading import own_words
 from baton.engine.pool import KVPool
+from baton.engine.prompt_scores import Also
 from baton.engine.rope import interleave, rotations
 from baton.engine.shard import ShardedReader, shard_config
 from baton.engine.weights import Reader
@@ -91,10 +92,11 @@ class DeviceModel:
         layer_done: Callable[[int], None] | None = None,
         given_up: GivenUp | None = None,
         out: Tensor | None = None,
+        also: Also | None = None,
     ) -> Tensor | None:
         """Writes the rows' keys and values into `pool` and returns logits [samples, vocabulary] in the model's dtype; None without samples, and
         when it was given up: then the layers from `given_up.at` on were not launched. Nothing that is captured may be given up.
-        out: the logits go there, and it is returned.
+        out: the logits go there, and it is returned. also: gets what the last layer leaves of every row, normed, and what makes logits of such rows.
 
         Only launches: nothing here waits for the device. layer_done(l) is called when the launch that puts layer l's keys and values into
         the pool has been made. In the last layer nothing but those, and what the sampled rows need, is computed.
@@ -113,7 +115,7 @@ class DeviceModel:
             if layer_done is not None:
                 layer_done(index)
             query, keys, values = (part.view(len(qkv), -1, config.head_dim) for part in (qkv[:, :q], qkv[:, q : q + kv], qkv[:, q + kv :]))
-            if index < config.num_layers - 1 or rows.sampled is None:
+            if index < config.num_layers - 1 or rows.sampled is None or also is not None:
                 attended = attention(query, keys, values, pages, layer.window)
             elif len(rows.sampled):
                 stream = stream.select(rows.sampled)
@@ -123,12 +125,21 @@ class DeviceModel:
             stream.add(layer.out, attended.flatten(1), mode)
             layer.mlp.add_to(stream, layer.post_norm, mode)
         sampled = stream.normed(self._final_norm)
+        if also is not None:
+            also(sampled, lambda some: self._logits(some, mode))
+            if rows.sampled is not None:
+                sampled = sampled[rows.sampled]
+            if not len(sampled):
+                return None
         if out is None or self.group is not None:
-            logits = self._head(sampled, mode)
-            logits = logits if self.group is None else self.group.gather_columns(logits)
+            logits = self._logits(sampled, mode)
             return logits if out is None else out.copy_(logits)
         self._head.into(out, sampled, mode)
         return out
+
+    def _logits(self, normed: Tensor, mode: Mode) -> Tensor:
+        logits = self._head(normed, mode)
+        return logits if self.group is None else self.group.gather_columns(logits)
 
     def _embed(self, token_ids: Tensor) -> Tensor:
         if self.group is None:

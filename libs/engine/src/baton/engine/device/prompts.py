@@ -21,6 +21,7 @@ from baton.engine.device.steps import PagedRows
 from baton.engine.device.upload import upload
 from baton.engine.given_up import GivenUp
 from baton.engine.pool import KVPool
+from baton.engine.prompt_scores import Also
 from baton.engine.runner import draw_of
 from baton.engine.sampler import Draw
 from baton.engine.scheduling.sequence import Slice
@@ -41,22 +42,26 @@ class Prompts:
         self.launches: Counter[str] = Counter() if graphs is None else graphs.launches
 
     @torch.inference_mode()
-    def run(self, slices: List[Slice], layer_done: Callable[[int], None] | None, given_up: GivenUp | None = None) -> Part | None:
-        """What was drawn, in the order of the slices that sample; None when none does, and when the pass was given up."""
+    def run(
+        self, slices: List[Slice], layer_done: Callable[[int], None] | None, given_up: GivenUp | None = None, also: Also | None = None
+    ) -> Part | None:
+        """also: as of the model; no graph has it.
+
+        What was drawn, in the order of the slices that sample; None when none does, and when the pass was given up."""
         chunk = chunk_of(slices, self._pool.layout.page_size)
-        if self._graphs is not None and self._graphs.takes(chunk):
+        if self._graphs is not None and also is None and self._graphs.takes(chunk):
             logits = self._graphs.run(chunk, layer_done, given_up)
         else:
             self.launches["launched"] += 1
-            logits = self._launch(chunk, layer_done, given_up)
+            logits = self._launch(chunk, layer_done, given_up, also)
         return None if logits is None else self._draw(logits, [piece for piece in slices if piece.samples])
 
-    def _launch(self, chunk: Chunk, layer_done: Callable[[int], None] | None, given_up: GivenUp | None) -> Tensor | None:
+    def _launch(self, chunk: Chunk, layer_done: Callable[[int], None] | None, given_up: GivenUp | None, also: Also | None) -> Tensor | None:
         columns = (chunk.tokens, chunk.positions, chunk.slots, chunk.sampled)
         rows = Rows(*(upload(each, torch.int64, self._model.device) for each in columns))
         attention = ChunkAttention(chunk, self._deterministic, self._model.device)
         mode = Mode.INVARIANT if self._deterministic else Mode.MANY
-        return self._model.forward(rows, self._pool, attention, mode, layer_done, given_up)
+        return self._model.forward(rows, self._pool, attention, mode, layer_done, given_up, also=also)
 
     def _draw(self, logits: Tensor, slices: List[Slice]) -> Part:
         draws = [draw_of(piece) for piece in slices]

@@ -19,6 +19,7 @@ from baton.engine.device.steps import DecodeSteps
 from baton.engine.given_up import GivenUp
 from baton.engine.logprobs import told
 from baton.engine.pool import KVPool
+from baton.engine.prompt_scores import Also, Scored, scored_of
 from baton.engine.runner import LayerDone
 from baton.engine.scheduling.sequence import Sequence, Slice, StepPlan
 from baton.engine.types import Logprobs, Role
@@ -39,7 +40,8 @@ def batch_sizes(max_running: int) -> list[int]:
 
 class DeviceFlight:
     """tokens: on the host once `event` has fired (None: already); `order`: where each slice's token is. scored: (place among the tokens, how many of
-    the most probable) and all their scores, on the host as well. gap: when the decode step before ended, and when this one began."""
+    the most probable) and all their scores, on the host as well. prompts: whose own tokens were scored. gap: when the decode step before ended, and
+    when this one began."""
 
     def __init__(
         self,
@@ -49,6 +51,8 @@ class DeviceFlight:
         asked: list[tuple[int, int]],
         scores: Tensor | None,
         gap: Gap | None,
+        prompts: Scored | None = None,
+        prompt_scores: Tensor | None = None,
     ) -> None:
         self._tokens = tokens
         self._order = order
@@ -56,6 +60,8 @@ class DeviceFlight:
         self._asked = asked
         self._scores = scores
         self._gap = gap
+        self._prompts = prompts
+        self._prompt_scores = prompt_scores
 
     def wait(self, timeout_s: float) -> bool:
         if self._event is None or self._event.query():  # type: ignore[no-untyped-call]
@@ -78,6 +84,9 @@ class DeviceFlight:
             return {}
         known = {place: told(row, num_top) for (place, num_top), row in zip(self._asked, self._scores.tolist(), strict=True)}
         return {index: known[place] for index, place in enumerate(self._order) if place in known}
+
+    def scored(self) -> list[tuple[Slice, list[Logprobs]]]:
+        return [] if self._prompts is None or self._prompt_scores is None else self._prompts.told(self._prompt_scores)
 
     def idle_s(self) -> float | None:
         if self._gap is None:
@@ -145,12 +154,14 @@ class DeviceRunner:
             for piece in plan.slices:
                 (singles if self._is_step(piece) else chunks).append(piece)
             parts = [self._step(singles)] if singles else []
+            prompts, scores = scored_of(chunks), []
             if chunks:
-                parts += self._chunks(chunks, layer_done, given_up)
+                also: Also | None = None if prompts is None else lambda hidden, head: scores.append(prompts.scores(hidden, head))
+                parts += self._chunks(chunks, layer_done, given_up, also)
                 self._ended = None
             place = {id(piece): index for index, piece in enumerate((*singles, *(each for each in chunks if each.samples)))}
             order = [place[id(piece)] for piece in plan.slices if piece.samples]
-            return self._fetch(parts, order)
+            return self._fetch(parts, order, prompts, scores)
 
     def release(self, sequence: Sequence) -> None:
         if self._seats is not None:
@@ -180,8 +191,8 @@ class DeviceRunner:
         asked = asked_of([piece.sequence.request.sampling for piece in slices])
         return part(tokens, asked, self._steps.logits([row for row, _ in asked]) if asked else None)
 
-    def _chunks(self, slices: List[Slice], layer_done: LayerDone | None, given_up: GivenUp | None) -> list[Part]:
-        drawn = self._prompts.run(slices, None if layer_done is None else lambda layer: layer_done(layer, self._mark()), given_up)
+    def _chunks(self, slices: List[Slice], layer_done: LayerDone | None, given_up: GivenUp | None, also: Also | None) -> list[Part]:
+        drawn = self._prompts.run(slices, None if layer_done is None else lambda layer: layer_done(layer, self._mark()), given_up, also)
         if drawn is None:
             return []
         if self._seats is not None:
@@ -190,7 +201,7 @@ class DeviceRunner:
             self._seats.set_tokens([piece.sequence for piece in whole], drawn.tokens)
         return [drawn]
 
-    def _fetch(self, parts: list[Part], order: list[int]) -> DeviceFlight:
+    def _fetch(self, parts: list[Part], order: list[int], prompts: Scored | None, of_prompts: list[Tensor]) -> DeviceFlight:
         asked: list[tuple[int, int]] = []
         before = 0
         for each in parts:
@@ -198,7 +209,8 @@ class DeviceRunner:
             before += len(each.tokens)
         tokens = self._to_host([each.tokens for each in parts])
         scores = self._to_host([each.scores for each in parts if each.scores is not None])
-        return DeviceFlight(tokens, order, self._mark(), asked, scores, self._gap)
+        prompt_scores = self._to_host(of_prompts)
+        return DeviceFlight(tokens, order, self._mark(), asked, scores, self._gap, prompts, prompt_scores)
 
     def _to_host(self, parts: list[Tensor]) -> Tensor | None:
         """All of `parts`, one behind the other, on the host once what was launched so far has run; None: there are none."""

@@ -19,6 +19,7 @@ from baton.engine.models.collective import Collective
 from baton.engine.models.mlp import Mlp, read_mlp
 from baton.engine.models.reading import LayerReader, Projection, own_words
 from baton.engine.pool import KVPool
+from baton.engine.prompt_scores import Also
 from baton.engine.rope import interleave, rotate_, rotations
 from baton.engine.shard import ShardedReader, shard_config
 from baton.engine.weights import Reader
@@ -62,18 +63,24 @@ class LlamaModel:
         head = self._embedding
         if not config.tie_embeddings:
             head = reader.read("lm_head.weight", (config.vocab_size, config.hidden_size))
-        # Only last positions meet the head: few rows in every role.
+        # Only last positions meet the head, and a few rows at a time of prompts that are scored.
         self._head = make_linear(head, None, Tuning.FEW_ROWS)
         self._eps = torch.tensor(config.rms_norm_eps)
         self._rotations = rotations(config.rope, config.head_dim, config.max_model_len).unsqueeze(1)
 
     @torch.inference_mode()
     def forward(
-        self, batch: ForwardBatch, pool: KVPool, layer_done: Callable[[int], None] | None = None, given_up: GivenUp | None = None
+        self,
+        batch: ForwardBatch,
+        pool: KVPool,
+        layer_done: Callable[[int], None] | None = None,
+        given_up: GivenUp | None = None,
+        also: Also | None = None,
     ) -> Tensor | None:
         """Writes the step's keys and values into `pool` and returns float32 logits [len(batch.sample_rows), vocabulary]; None when it was given
         up: then the layers from `given_up.at` on were not computed.
 
+        also: gets what the last layer leaves of every row, and what makes float32 logits of such rows.
         layer_done(l) is called as soon as layer l's keys and values are in the pool, before that layer's attention.
         """
         hidden = self._embed(batch.token_ids)
@@ -83,8 +90,12 @@ class LlamaModel:
                 return None
             hidden = self._attention(index, layer, hidden, turns, batch, pool, layer_done)
             hidden = self._add(hidden, layer.mlp, self._norm(hidden, layer.post_norm))
-        sampled = hidden if batch.samples_all else hidden[batch.sample_rows]
-        logits = self._head(self._norm(sampled, self._final_norm)).float()
+        if also is not None:
+            also(hidden, self._logits)
+        return self._logits(hidden if batch.samples_all else hidden[batch.sample_rows])
+
+    def _logits(self, hidden: Tensor) -> Tensor:
+        logits = self._head(self._norm(hidden, self._final_norm)).float()
         return logits if self._group is None else self._group.gather_columns(logits)
 
     def _embed(self, token_ids: Tensor) -> Tensor:

@@ -11,7 +11,7 @@ from baton.engine.given_up import GivenUp
 from baton.engine.parallel.ranks import Ranks
 from baton.engine.runner import Flight, LayerDone, Runner
 from baton.engine.scheduling.sequence import Sequence as Tokens
-from baton.engine.scheduling.sequence import StepPlan
+from baton.engine.scheduling.sequence import Slice, StepPlan
 from baton.engine.types import Logprobs
 
 
@@ -103,6 +103,9 @@ class ShardedFlight:
 
     def logprobs(self) -> dict[int, Logprobs]:
         return self._flights[0].logprobs()
+
+    def scored(self) -> list[tuple[Slice, list[Logprobs]]]:
+        return self._flights[0].scored()
 
     def idle_s(self) -> float | None:
         """Of rank 0: all of them wait for one another in every layer."""

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from collections.abc import Sequence as List
 from typing import Protocol
 
-from baton.engine.scheduling.sequence import NO_LOGPROBS, StepPlan
+from baton.engine.scheduling.sequence import NO_LOGPROBS, Slice, StepPlan
 from baton.engine.types import EngineEvent, EngineStats, Failure, Logprobs, Request
 
 
@@ -34,6 +34,9 @@ class Scheduler(Protocol):
     def resolve(self, plan: StepPlan, drawn: List[int | None], logprobs: Mapping[int, Logprobs] = NO_LOGPROBS) -> None:
         """The oldest launched plan has run: `drawn` has one token for each slice that samples (None: logits not finite), `logprobs` what is to be
         told with some of them, by their place in it."""
+
+    def score(self, scored: List[tuple[Slice, list[Logprobs]]]) -> None:
+        """What the oldest launched plan has found of prompts, before it is resolved."""
 
     def take_events(self) -> list[EngineEvent]:
         """What happened since the last call, in order."""

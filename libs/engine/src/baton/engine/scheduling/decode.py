@@ -14,7 +14,7 @@ from baton.engine.scheduling.admission import AdmissionQueue
 from baton.engine.scheduling.failures import expired, lease_lost, no_source, no_such_token, refusal
 from baton.engine.scheduling.forks import ForkBook
 from baton.engine.scheduling.running import RunningSet
-from baton.engine.scheduling.sequence import NO_LOGPROBS, Limits, Sequence, StepPlan
+from baton.engine.scheduling.sequence import NO_LOGPROBS, Limits, Sequence, Slice, StepPlan
 from baton.engine.types import EngineEvent, EngineStats, Failed, Failure, Finished, KVReady, Logprobs, PrefillStarted, Request, Reserved, Role, Token
 
 
@@ -129,6 +129,9 @@ class DecodeScheduler:
                 del self._rooms[event.room]
         self._events += events
 
+    def score(self, scored: List[tuple[Slice, list[Logprobs]]]) -> None:
+        self._events += self._running.score(scored)
+
     def take_events(self) -> list[EngineEvent]:
         """A room that failed before its prompt was here takes its forks with it."""
         for event in self._events if len(self._forks) else ():
@@ -223,6 +226,7 @@ class DecodeScheduler:
     def _reserve(self, state: Room) -> None:
         sequence = state.sequence
         self._book.admit(sequence, self._limits.pages_for(sequence.num_prompt), self._limits.headroom(sequence), must_compute=False)
+        sequence.num_scored = sequence.num_prompt  # by prefill
         state.stage = Stage.RESERVED
         pages = tuple(sequence.pages.extents)
         reservation = Reservation(sequence.room, pages, sequence.num_prompt, sequence.num_resident, sequence.num_shared_pages)

@@ -11,7 +11,7 @@ from baton.engine.scheduling.admission import AdmissionQueue
 from baton.engine.scheduling.failures import expired, no_source, refusal
 from baton.engine.scheduling.forks import ForkBook
 from baton.engine.scheduling.running import RunningSet
-from baton.engine.scheduling.sequence import NO_LOGPROBS, Limits, Sequence, StepPlan
+from baton.engine.scheduling.sequence import NO_LOGPROBS, Limits, Sequence, Slice, StepPlan
 from baton.engine.types import EngineEvent, EngineStats, Failed, Failure, Finished, Logprobs, PrefillStarted, Request, Role, Token
 
 
@@ -79,6 +79,9 @@ class PlainScheduler:
             elif isinstance(event, (Finished, Failed)):
                 del self._rooms[event.room]
         self._events += events
+
+    def score(self, scored: List[tuple[Slice, list[Logprobs]]]) -> None:
+        self._events += self._running.score(scored)
 
     def take_events(self) -> list[EngineEvent]:
         """A room that failed before its prompt was computed takes its forks with it."""

@@ -13,7 +13,7 @@ from baton.engine.page_book import PageBook
 from baton.engine.ports import ExportEvent, KVExporter, PublishedSlots, SendDone, SendFailed, SendStarted
 from baton.engine.scheduling.admission import AdmissionQueue
 from baton.engine.scheduling.failures import expired, grammar_fault, not_finite, refusal
-from baton.engine.scheduling.sequence import NO_LOGPROBS, Limits, Sequence, Slice, StepPlan
+from baton.engine.scheduling.sequence import NO_LOGPROBS, Limits, Sequence, Slice, StepPlan, told_of_prompts
 from baton.engine.types import (
     Bootstrapped,
     EngineEvent,
@@ -155,7 +155,7 @@ class PrefillScheduler:
             missing = sequence.num_prompt - sequence.num_computed
             count = min(missing, budget)
             budget -= count
-            slices.append(Slice(sequence, sequence.num_computed, count, samples=count == missing))
+            slices.append(sequence.slice(count, samples=count == missing))
             exports += self._hand_over(state, sequence.num_computed + count)
         return StepPlan(tuple(slices), tuple(exports), tuple(resident))
 
@@ -190,6 +190,10 @@ class PrefillScheduler:
                 self._first_token(state, token)
             else:
                 state.first_token = token
+
+    def score(self, scored: List[tuple[Slice, list[Logprobs]]]) -> None:
+        rooms = self._rooms
+        self._events += told_of_prompts(scored, lambda each: each.room in rooms and rooms[each.room].stage is Stage.COMPUTING)
 
     def take_events(self) -> list[EngineEvent]:
         events, self._events = self._events, []

@@ -7,7 +7,7 @@ from collections.abc import Sequence as List
 
 from baton.engine.page_book import PageBook
 from baton.engine.scheduling.failures import grammar_fault, not_finite
-from baton.engine.scheduling.sequence import NO_LOGPROBS, Limits, Sequence, Slice, StepPlan
+from baton.engine.scheduling.sequence import NO_LOGPROBS, Limits, Sequence, Slice, StepPlan, told_of_prompts
 from baton.engine.types import EngineEvent, Failed, Finished, Logprobs, Role, Token
 
 
@@ -85,6 +85,7 @@ class RunningSet:
         of the prompt, and copies the last one. Where the other has gone by then, it computes what the tree has not got of it."""
         self._tickets[sequence.room] = self._next_ticket
         self._next_ticket += 1
+        sequence.num_scored = sequence.num_prompt  # of its source
         self._retracted.append(sequence)
 
     def promised_pages(self) -> int:
@@ -147,14 +148,14 @@ class RunningSet:
         if not self._grow(going):
             return []
         decoding = [sequence for sequence in going if sequence.num_computed == sequence.length - 1]
-        slices = [Slice(sequence, sequence.num_computed, 1, samples=True) for sequence in decoding[: self._limits.max_running]]
+        slices = [sequence.slice(1, samples=True) for sequence in decoding[: self._limits.max_running]]
         budget = self._limits.prompt_budget(len(slices))
         for sequence in going:
             missing = sequence.length - sequence.num_computed
             if missing > 1 and budget:
                 count = min(missing, budget)
                 budget -= count
-                slices.append(Slice(sequence, sequence.num_computed, count, samples=count == missing))
+                slices.append(sequence.slice(count, samples=count == missing))
         return slices
 
     def advance(self, slices: List[Slice]) -> None:
@@ -184,6 +185,10 @@ class RunningSet:
             self._drop(over)
         self._let_go()
         return events
+
+    def score(self, scored: List[tuple[Slice, list[Logprobs]]]) -> list[EngineEvent]:
+        """What launched slices have found of prompts."""
+        return told_of_prompts(scored, lambda sequence: sequence not in self._leaving)
 
     def drop(self, room: int) -> None:
         """Forgets the room; its pages are free as soon as no launched step writes into them."""

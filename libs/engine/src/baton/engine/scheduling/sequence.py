@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
 
 from baton.engine.page_table import PageTable
 from baton.engine.prefix_tree import PrefixNode
-from baton.engine.types import FinishReason, Logprobs, Request
+from baton.engine.types import EngineEvent, FinishReason, Logprobs, PromptLogprobs, Request
 
 #: Of a step in which nobody asked for any.
 NO_LOGPROBS: Mapping[int, Logprobs] = MappingProxyType({})
+
+
+NOTHING = range(0)
 
 
 @dataclass(slots=True, eq=False)
@@ -21,6 +24,7 @@ class Sequence:
     num_in_flight: launched slices whose outcome has not been read: until then a device may still write into `pages`.
     num_sure: leading tokens whose keys and values have been computed, and gave logits that were finite.
     source: a fork's, until it has pages: whose last page of the prompt it copies. retracted: it had pages and gave them up.
+    num_scored: leading tokens of the prompt whose successors' log probabilities are told, or will be, or are nobody's wish.
     num_resident: leading tokens that were here before the sequence came. prefix, num_shared_pages: what of `pages` is the prefix tree's, and held.
 
     A sequence computes tokens [num_computed, length); when all are computed, the last one's logits give the next token.
@@ -33,6 +37,7 @@ class Sequence:
     num_pending: int = 0
     num_in_flight: int = 0
     num_sure: int = 0
+    num_scored: int = 0
     num_resident: int = 0
     num_shared_pages: int = 0
     prefix: PrefixNode | None = None
@@ -69,6 +74,7 @@ class Sequence:
     def launch(self, count: int, samples: bool) -> None:
         """`count` more tokens are being computed."""
         self.num_computed += count
+        self.num_scored = max(self.num_scored, self.num_computed)
         self.num_pending += samples
         self.num_in_flight += 1
 
@@ -76,6 +82,16 @@ class Sequence:
         """The outcome of the oldest launched slice was read."""
         self.num_pending -= samples
         self.num_in_flight -= 1
+
+    def wants_scores(self) -> bool:
+        """Whether log probabilities of the prompt are still to be told: then none of its tokens may be left out of a pass."""
+        return self.request.sampling.prompt_logprobs is not None and self.num_scored < self.num_prompt - 1
+
+    def slice(self, count: int, samples: bool) -> Slice:
+        """The next `count` tokens."""
+        end = self.num_computed + count
+        scored = range(max(self.num_computed, self.num_scored), min(end, self.num_prompt - 1)) if self.wants_scores() else NOTHING
+        return Slice(self, self.num_computed, count, samples, scored)
 
     def finish_reason(self, max_model_len: int) -> FinishReason | None:
         """Whether the answer ends with the token that was appended last."""
@@ -90,12 +106,14 @@ class Sequence:
 
 @dataclass(frozen=True, slots=True)
 class Slice:
-    """Tokens [start, start + count) of a sequence are computed in this step; `samples`: and the token after them is drawn."""
+    """Tokens [start, start + count) of a sequence are computed in this step; `samples`: and the token after them is drawn. scored: those of them
+    behind which the prompt's next token is scored."""
 
     sequence: Sequence
     start: int
     count: int
     samples: bool
+    scored: range = NOTHING
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,3 +166,8 @@ class Limits:
         """Pages that must stay free so that this sequence can go on for `growth_tokens` more tokens (or to its end)."""
         ahead = max(0, min(sequence.max_tokens_left(self.max_model_len), self.growth_tokens))
         return max(0, self.pages_for(sequence.length + ahead) - sequence.pages.num_pages)
+
+
+def told_of_prompts(scored: Iterable[tuple[Slice, list[Logprobs]]], wanted: Callable[[Sequence], bool]) -> list[EngineEvent]:
+    """What rooms are told of their prompts, where somebody still listens."""
+    return [PromptLogprobs(piece.sequence.room, piece.scored.start + 1, tuple(logprobs)) for piece, logprobs in scored if wanted(piece.sequence)]
