@@ -154,6 +154,9 @@ def says(tokenizer: PromptTokenizer, text: str, *, eos: bool = True) -> list[int
     return [*ids, 2] if eos else ids
 
 
+_DIALECT = {"calls": "tool_call_format", "reasoning": "reasoning_format"}
+
+
 @contextlib.asynccontextmanager
 async def start_stack(
     folder: Path,
@@ -168,7 +171,7 @@ async def start_stack(
     **settings: Any,
 ) -> AsyncIterator[Stack]:
     """`worker`: changes to a role's workers. `answer`: what they all say."""
-    tokenizer = PromptTokenizer(read_model_folder(folder))
+    tokenizer = PromptTokenizer(read_model_folder(folder), **{name: settings[key] for name, key in _DIALECT.items() if key in settings})
     spoken = says(tokenizer, answer) if isinstance(answer, str) else []
     shared = Shared(answer if callable(answer) else lambda _: spoken)
     pairs = 0 if plain else 1

@@ -62,7 +62,7 @@ def test_every_field_of_the_description_is_one_of_the_front(name: str, parse: Ca
 @pytest.mark.timeout(900)
 async def test_the_front_is_what_its_description_says(stack_of: Callable[..., Any], tmp_path: Path) -> None:
     """schemathesis: the limits of every field and their neighbours, then random bodies, sound and unsound (more with a longer profile)."""
-    stack: Stack = await stack_of(prefill=1, decode=1)
+    stack: Stack = await stack_of(prefill=1, decode=1, tool_call_format="hermes")
     fuzzing = ("--phases", "examples,coverage,fuzzing", "--mode", "all", "--max-examples", str(settings().max_examples // 10), "--seed", "7")
     command = (sys.executable, "-m", "schemathesis.cli", "run", f"{stack.http}/openapi.json", *fuzzing, "--checks", ",".join(CHECKS), "--no-color")
     environment = os.environ | {"SCHEMATHESIS_HOOKS": "openapi_checks", "PYTHONPATH": os.pathsep.join([str(HERE), os.environ.get("PYTHONPATH", "")])}

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 from baton.gateway.detokenizer import Decode, Detokenizer
 from baton.gateway.stops import StopMatcher
+from baton.gateway.tools.scanner import CallPart
 from baton.wire.v1 import common_pb2, inference_pb2
 
 
@@ -20,6 +21,9 @@ class Piece:
     logprobs: list[inference_pb2.TokenLogprobs] = field(default_factory=list)
     #: Which of the request's answers it belongs to, and why that one ends with it; None: it goes on.
     choice: int = 0
+    #: Of a chat's answer: what was thought, and parts of calls; neither is in `text`.
+    reasoning: str = ""
+    calls: list[CallPart] = field(default_factory=list)
     finish: common_pb2.FinishReason.ValueType | None = None
 
 

@@ -308,7 +308,12 @@ def main() -> int:
             return lead(settings, instance_id)
         tracing = configure_tracing(settings.traces, service="gateway", instance_id=instance_id)
         metrics = configure_metrics(settings.metrics, service="gateway", instance_id=instance_id)
-        tokenizer = PromptTokenizer(read_model_folder(settings.model_path), num_threads=settings.tokenizer_threads)
+        tokenizer = PromptTokenizer(
+            read_model_folder(settings.model_path),
+            num_threads=settings.tokenizer_threads,
+            calls=settings.tool_call_format,
+            reasoning=settings.reasoning_format,
+        )
     except (SettingsError, ModelFolderError) as error:
         print(f"baton-gateway: {error}", file=sys.stderr)  # noqa: T201
         return 2

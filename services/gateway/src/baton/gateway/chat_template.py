@@ -9,6 +9,7 @@ from typing import Any
 
 import jinja2
 import jinja2.ext
+import jinja2.meta
 import jinja2.nodes
 import jinja2.parser
 import jinja2.utils
@@ -39,10 +40,16 @@ class ChatTemplate:
         self._special_tokens = dict(special_tokens)
         try:
             self._template = None if source is None else _environment().from_string(source)
+            self._takes_tools = source is not None and "tools" in jinja2.meta.find_undeclared_variables(_environment().parse(source))
         except jinja2.TemplateError as error:
             raise ModelFolderError(f"the model's chat template does not compile: {error}") from error
 
-    def render(self, messages: Sequence[Mapping[str, Any]], most_chars: int | None = None) -> str:
+    @property
+    def takes_tools(self) -> bool:
+        """Whether the template has a place for tools."""
+        return self._takes_tools
+
+    def render(self, messages: Sequence[Mapping[str, Any]], most_chars: int | None = None, tools: Sequence[Mapping[str, Any]] | None = None) -> str:
         """The prompt that asks the assistant for the next turn. Special tokens are in it: it is encoded without adding any.
 
         Raises UnsupportedError without a template, ChatTemplateError when the template refuses the messages, RenderedTooLongError as soon as there
@@ -52,7 +59,7 @@ class ChatTemplate:
             raise UnsupportedError("messages", "messages: this model has no chat template; send a prompt to /v1/completions or Generate")
         try:
             parts = self._template.generate(
-                messages=[dict(message) for message in messages], tools=None, documents=None, add_generation_prompt=True, **self._special_tokens
+                messages=[dict(message) for message in messages], tools=tools, documents=None, add_generation_prompt=True, **self._special_tokens
             )
             return _joined(parts, most_chars)
         except (jinja2.TemplateError, TypeError, ValueError, LookupError, ArithmeticError) as error:

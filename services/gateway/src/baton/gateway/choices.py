@@ -13,6 +13,7 @@ from baton.gateway.answer import AnswerText, Piece
 from baton.gateway.attempts import Attempts
 from baton.gateway.live_room import SETTLE_S
 from baton.gateway.report import room_report
+from baton.gateway.split import AnswerSplit
 from baton.wire.v1 import common_pb2, inference_pb2, worker_pb2
 
 #: Between the seeds of two choices: the golden ratio's odd fraction of 2**64, so that no two of a request's are alike.
@@ -37,11 +38,12 @@ def orders(admitted: Admitted) -> Iterator[Admitted]:
 class Choice:
     """One answer: call `next` for its pieces until one has a finish reason."""
 
-    def __init__(self, index: int, attempts: Attempts, text: AnswerText) -> None:
+    def __init__(self, index: int, attempts: Attempts, text: AnswerText, split: AnswerSplit | None = None) -> None:
         self.index = index
         self.attempts = attempts
         self.finish_reason: common_pb2.FinishReason.ValueType | None = None
         self._text = text
+        self._split = split
 
     @property
     def num_tokens(self) -> int:
@@ -54,11 +56,15 @@ class Choice:
             return ""
         if self._text.stopped:
             return "stop_string"
-        return "stop_token" if self.finish_reason == common_pb2.FINISH_REASON_STOP else "length"
+        return "length" if self.finish_reason == common_pb2.FINISH_REASON_LENGTH else "stop_token"
 
     async def next(self) -> Piece:
         tokens = await self.attempts.take()
         piece = self._feed(tokens) if tokens else self._end()
+        if self._split is not None:
+            piece = self._split.apply(piece, is_last=self.finish_reason is not None)
+            if self._split.num_calls and self.finish_reason == common_pb2.FINISH_REASON_STOP:
+                self.finish_reason = common_pb2.FINISH_REASON_TOOL_CALLS
         return replace(piece, choice=self.index, finish=self.finish_reason)
 
     def _feed(self, tokens: list[int]) -> Piece:

@@ -7,6 +7,7 @@ from typing import ClassVar
 
 from pydantic import Field, ValidationInfo, field_validator, model_validator
 
+from baton.gateway.dialect import ReasoningFormat, ToolCallFormat
 from baton.gateway.retry import KVLoadFailurePolicy
 from baton.gateway.routing import RoutingPolicy
 from baton.servicekit import ListenSettings, LogSettings, MetricsSettings, ServiceSettings, TlsSettings, TraceSettings
@@ -67,6 +68,17 @@ class GatewaySettings(ServiceSettings):
 
     model_path: Path = Field(description="Hugging Face folder of the model: its tokenizer and chat template (no weights are read).")
     model_name: str | None = Field(default=None, min_length=1, description="Name that clients ask for; the folder's name when not set.")
+
+    tool_call_format: ToolCallFormat = Field(
+        default="auto",
+        description="How the model writes tool calls. auto: as its chat template says; none: it is offered no tools. Where the template has no "
+        "place for tools, a format given here has them told in a system message.",
+    )
+    reasoning_format: ReasoningFormat = Field(
+        default="auto",
+        description="think: what a chat's answer has between <think> and </think> is told apart from it; auto: where the chat template has these "
+        "marks; none: it is text.",
+    )
 
     bootstrap_timeout_s: float = Field(default=300.0, gt=0, description="Seconds that a room may wait for decode's pages to be known to prefill.")
     waiting_timeout_s: float = Field(default=300.0, gt=0, description="Seconds that a room may then wait for its first KV page to be sent.")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any, NoReturn, TypeVar
 
 import grpc
@@ -14,11 +15,13 @@ from google.protobuf.message import DecodeError, Message
 from google.rpc import error_details_pb2
 
 from baton.gateway import structured
+from baton.gateway.answer import Piece
 from baton.gateway.callers import Caller, Doorkeeper
 from baton.gateway.errors import GatewayError, MalformedBodyError, MissingFieldError, TooManyValuesError, WrongTypeError
 from baton.gateway.inference import Inference
 from baton.gateway.requests import ChatPrompt, InferenceRequest, Prompt, SamplingOptions, TextPrompt, TokenPrompt
 from baton.gateway.structured import Structure
+from baton.gateway.tools.offer import NO_PARAMETERS, Offer, Tool, earlier_call, forced_structure, json_object, offer
 from baton.gateway.withheld import told
 from baton.servicekit import extract
 from baton.wire.status import failure_status, status_code, trailing_metadata
@@ -79,10 +82,10 @@ class InferenceServicer:
             await context.write(inference_pb2.GenerateResponse(request_id=answer.request_id, seed=answer.seed, usage=answer.usage))
             several = len(answer.choices) > 1
             async for piece in answer:
-                said = inference_pb2.GenerateResponse(text=piece.text, token_ids=piece.token_ids, logprobs=piece.logprobs, choice=piece.choice)
+                said = _message_of(piece)
                 if several and piece.finish is not None:
                     said.finish_reason = piece.finish
-                if piece.text or piece.token_ids or said.finish_reason:
+                if piece.text or piece.token_ids or piece.reasoning or piece.calls or said.finish_reason:
                     await context.write(said)
             last = inference_pb2.GenerateResponse(request_id=answer.request_id, usage=answer.usage)
             if not several and answer.finish_reason is not None:
@@ -139,10 +142,13 @@ def _request(
     request: inference_pb2.GenerateRequest | inference_pb2.ChatRequest, prompt: Prompt, caller: Caller, context: Context, accepted_at: float
 ) -> InferenceRequest:
     remaining_s = context.time_remaining()
+    sampling = _sampling(request.sampling)
+    if isinstance(prompt, ChatPrompt):
+        sampling = replace(sampling, structure=forced_structure(prompt.offer, sampling.structure, "tool_choice"))
     return InferenceRequest(
         model=request.model,
         prompt=prompt,
-        sampling=_sampling(request.sampling),
+        sampling=sampling,
         accepted_at=accepted_at,
         deadline=None if remaining_s is None else accepted_at + remaining_s,
         report=request.report,
@@ -186,6 +192,13 @@ def _structure(given: inference_pb2.StructuredOutput) -> Structure | None:
             raise MissingFieldError("sampling.structured", "sampling.structured is empty: set one of its formats, or leave it out")
 
 
+def _message_of(piece: Piece) -> inference_pb2.GenerateResponse:
+    calls = [inference_pb2.ToolCall(index=part.index, id=part.call_id, name=part.name, arguments=part.arguments) for part in piece.calls]
+    return inference_pb2.GenerateResponse(
+        text=piece.text, token_ids=piece.token_ids, logprobs=piece.logprobs, choice=piece.choice, tool_calls=calls, reasoning=piece.reasoning
+    )
+
+
 def _generate_prompt(request: inference_pb2.GenerateRequest) -> Prompt:
     match request.WhichOneof("prompt"):
         case "text":
@@ -201,11 +214,34 @@ def _chat_prompt(request: inference_pb2.ChatRequest, max_messages: int) -> ChatP
         raise MissingFieldError("messages", "messages is empty: a conversation has at least one message")
     if len(request.messages) > max_messages:
         raise TooManyValuesError("messages", f"{len(request.messages)} messages", max_messages)
-    for number, message in enumerate(request.messages):
-        if message.role not in _CHAT_ROLES:
-            field = f"messages[{number}].role"
-            raise WrongTypeError(field, f"{field}={message.role!r} is none of {', '.join(_CHAT_ROLES)}")
-    return ChatPrompt([{"role": message.role, "content": message.content} for message in request.messages])
+    messages = [_chat_message(message, f"messages[{number}]") for number, message in enumerate(request.messages)]
+    return ChatPrompt(messages, offer=_offer(request))
+
+
+def _chat_message(message: inference_pb2.ChatMessage, path: str) -> dict[str, Any]:
+    if message.role not in _CHAT_ROLES:
+        raise WrongTypeError(f"{path}.role", f"{path}.role={message.role!r} is none of {', '.join(_CHAT_ROLES)}")
+    for field, of in (("tool_calls", "assistant"), ("reasoning", "assistant"), ("tool_call_id", "tool")):
+        if getattr(message, field) and message.role != of:
+            raise WrongTypeError(f"{path}.{field}", f"{path}.{field} is of role {of}, and role is {message.role}: leave it out")
+    made: dict[str, Any] = {"role": message.role, "content": message.content}
+    given = {"name": message.name, "tool_call_id": message.tool_call_id, "reasoning_content": message.reasoning}
+    made |= {name: value for name, value in given.items() if value}
+    if message.tool_calls:
+        calls = enumerate(message.tool_calls)
+        made["tool_calls"] = [earlier_call(one.id, one.name, one.arguments, f"{path}.tool_calls[{number}].arguments") for number, one in calls]
+    return made
+
+
+def _offer(request: inference_pb2.ChatRequest) -> Offer | None:
+    tools = []
+    for number, tool in enumerate(request.tools):
+        path = f"tools[{number}].parameters"
+        tools.append(Tool(tool.name, tool.description or None, json_object(tool.parameters, path) or NO_PARAMETERS))
+    choice = request.tool_choice.WhichOneof("choice") or "auto"
+    if choice == "function":
+        return offer(tools, "named", request.tool_choice.function, parallel=not request.single_tool_call)
+    return offer(tools, choice, "", parallel=not request.single_tool_call)
 
 
 async def abort(context: Context, error: GatewayError) -> NoReturn:

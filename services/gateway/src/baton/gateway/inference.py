@@ -16,7 +16,7 @@ from opentelemetry import trace
 from opentelemetry.trace import Span, SpanKind, StatusCode
 from structlog.stdlib import BoundLogger
 
-from baton.gateway.admission import admit, check_tokens, fitting, longest_prompt
+from baton.gateway.admission import Admitted, admit, check_tokens, fitting, longest_prompt
 from baton.gateway.answer import AnswerText
 from baton.gateway.attempts import Attempts
 from baton.gateway.choices import Answer, Choice
@@ -28,12 +28,15 @@ from baton.gateway.fleet import Fleet
 from baton.gateway.gate import MAX_PRIORITY, Gate
 from baton.gateway.live_room import LiveRoom
 from baton.gateway.metrics import GatewayMetrics
-from baton.gateway.requests import MAX_REQUEST_ID_CHARS, InferenceRequest, Prompt, TokenPrompt
+from baton.gateway.reasoning import ReasoningSplit
+from baton.gateway.requests import MAX_REQUEST_ID_CHARS, ChatPrompt, InferenceRequest, Prompt, TokenPrompt
 from baton.gateway.retry import RetryPolicy
 from baton.gateway.sampling import check_ranges
 from baton.gateway.shares import Share, Shares
+from baton.gateway.split import AnswerSplit
 from baton.gateway.structured import GrammarCheck
 from baton.gateway.tokenizer import PromptTokenizer
+from baton.gateway.tools.parser import parser_of
 from baton.servicekit import get_logger, inject_traceparent, mark_failed
 from baton.wire.status import code_number
 from baton.wire.v1 import common_pb2, inference_pb2
@@ -223,22 +226,34 @@ class Inference:
         async with self._gate.place(request.caller, len(prompt), order.deadline, admitted.num_choices, request.priority) as waited_s:
             if not fitting(admitted, self.fleet.routes):
                 raise NotReadyError("the servers that could take it have gone while it waited: " + "; ".join(self.fleet.problems()))
-            choices = self._open_choices(order)
+            choices = self._open_choices(order, request.prompt)
         room = choices[0].attempts.room
         span.set_attribute("baton.queue_ms", round(waited_s * 1e3, 3))
         span.set_attributes({"baton.room": str(room.room), "baton.request_id": request_id, "baton.prompt_tokens": len(prompt)})
         return Answer(request_id, len(prompt), admitted.sampling.seed, choices)
 
-    def _open_choices(self, order: Order) -> list[Choice]:
+    def _open_choices(self, order: Order, prompt: Prompt) -> list[Choice]:
         """A room for each answer, all at once: the first one's prompt is the others' as well."""
         choices: list[Choice] = []
         for admitted in each_choice(order.admitted):
             source = choices[0].attempts.room if choices else None
             attempts = Attempts(replace(order, admitted=admitted), self._dispatcher, self.fleet, self._retry_policy, fork_of=source)
             sampling = admitted.sampling
-            text = AnswerText(self.tokenizer.decode, admitted.stop, sampling.stop_token_ids, sampling.min_tokens)
-            choices.append(Choice(len(choices), attempts, text))
+            decode = self.tokenizer.decode_chat if isinstance(prompt, ChatPrompt) else self.tokenizer.decode
+            text = AnswerText(decode, admitted.stop, sampling.stop_token_ids, sampling.min_tokens)
+            choices.append(Choice(len(choices), attempts, text, self._split(prompt, admitted)))
         return choices
+
+    def _split(self, prompt: Prompt, admitted: Admitted) -> AnswerSplit | None:
+        """None: the answer is text. One that is held to a grammar is that from its first character on, and thinks nothing before."""
+        if not isinstance(prompt, ChatPrompt):
+            return None
+        dialect = self.tokenizer.dialect
+        reasoning = None
+        if dialect.thinks and not admitted.sampling.grammar:
+            reasoning = ReasoningSplit(begun=self.tokenizer.has_begun_to_think(admitted.prompt))
+        calls = parser_of(prompt.offer, dialect.form) if prompt.offer is not None and dialect.form is not None else None
+        return AnswerSplit(reasoning, calls) if reasoning is not None or calls is not None else None
 
     def _check_ready(self) -> None:
         if not self.fleet.routes:

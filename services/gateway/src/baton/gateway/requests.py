@@ -10,6 +10,7 @@ from opentelemetry.context import Context
 
 from baton.gateway.callers import ANONYMOUS, Caller
 from baton.gateway.structured import Structure
+from baton.gateway.tools.offer import Offer
 
 MAX_REQUEST_ID_CHARS = 128
 
@@ -30,10 +31,11 @@ class TokenPrompt:
 
 @dataclass(frozen=True, slots=True)
 class ChatPrompt:
-    """Messages of {"role", "content"}, as the model's chat template takes them."""
+    """Messages of {"role", "content"} and more, as the model's chat template takes them. offer: tools that may be called; None: none may."""
 
     messages: list[dict[str, Any]]
     field: str = "messages"
+    offer: Offer | None = None
 
 
 Prompt = TextPrompt | TokenPrompt | ChatPrompt

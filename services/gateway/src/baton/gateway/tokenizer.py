@@ -10,9 +10,11 @@ from typing import Any
 
 from baton.gateway.admission import too_long
 from baton.gateway.chat_template import ChatTemplate
+from baton.gateway.dialect import ReasoningFormat, ToolCallFormat, dialect_of
 from baton.gateway.errors import RenderedTooLongError, SurrogateError
 from baton.gateway.limits import Limit
 from baton.gateway.model_folder import ModelFolder
+from baton.gateway.reasoning import BEGIN, END
 from baton.gateway.requests import ChatPrompt, Prompt, TextPrompt, TokenPrompt
 from baton.gateway.token_bytes import TokenBytes
 from baton.servicekit import get_logger
@@ -26,13 +28,16 @@ MAX_INLINE_CHARS = 4096
 class PromptTokenizer:
     """One model's tokenizer and chat template. Owns a few threads; `close` ends them."""
 
-    def __init__(self, folder: ModelFolder, *, num_threads: int = 2) -> None:
+    def __init__(self, folder: ModelFolder, *, num_threads: int = 2, calls: ToolCallFormat = "auto", reasoning: ReasoningFormat = "auto") -> None:
         self._tokenizer = folder.tokenizer
         self._tokenizer.no_truncation()
         self._tokenizer.no_padding()
         #: The bytes that a token stands for.
         self.spell = TokenBytes(self._tokenizer)
         self._template = ChatTemplate(folder.chat_template, folder.special_tokens)
+        self.dialect = dialect_of(folder.chat_template, self._template.takes_tools, calls, reasoning)
+        special = {token: each for token, each in self._tokenizer.get_added_tokens_decoder().items() if each.special}
+        self._marks = {token: each.content for token, each in special.items() if each.content in (*self.dialect.marks, BEGIN, END)}
         self._threads = ThreadPoolExecutor(num_threads, thread_name_prefix="tokenize")
         self.eos_token_ids = folder.eos_token_ids
         #: One above the highest token id that can come out; a model's own vocabulary may be padded beyond it.
@@ -51,7 +56,7 @@ class PromptTokenizer:
         if isinstance(prompt, ChatPrompt):
             if limit is not None and len(prompt.messages) > limit.num_tokens:
                 raise too_long(prompt.field, f"{len(prompt.messages)} messages, each of a token or more", limit)
-            num_chars = sum(_num_chars(message) for message in prompt.messages)
+            num_chars = sum(_num_chars(message) for message in prompt.messages) + _offered_chars(prompt)
             return await self._on_thread_if_long(num_chars, self._encode_chat, prompt, limit)
         if isinstance(prompt, TextPrompt):
             return await self._on_thread_if_long(len(prompt.text), self._encode_text, prompt, limit)
@@ -62,6 +67,25 @@ class PromptTokenizer:
     def decode(self, ids: Sequence[int]) -> str:
         """Without special tokens."""
         return self._tokenizer.decode(ids, skip_special_tokens=True)
+
+    def decode_chat(self, ids: Sequence[int]) -> str:
+        """The same for a chat's answer: special tokens that mark calls or thinking are text."""
+        if not self._marks.keys() & set(ids):
+            return self.decode(ids)
+        parts: list[str] = []
+        run: list[int] = []
+        for token in ids:
+            if (mark := self._marks.get(token)) is not None:
+                parts += [self.decode(run), mark]
+                run = []
+            else:
+                run.append(token)
+        return "".join([*parts, self.decode(run)])
+
+    def has_begun_to_think(self, prompt: Sequence[int]) -> bool:
+        """Whether a chat's prompt ends inside of what the model thinks."""
+        tail: str = self._tokenizer.decode(list(prompt[-_TAIL_TOKENS:]), skip_special_tokens=False)
+        return tail.rstrip().endswith(BEGIN)
 
     async def text_of(self, prompt: TextPrompt | TokenPrompt | ChatPrompt) -> str:
         """What a prompt that is no chat says."""
@@ -92,7 +116,8 @@ class PromptTokenizer:
     def _encode_chat(self, prompt: ChatPrompt, limit: Limit | None) -> list[int]:
         most_chars = None if limit is None else self.bound.most_bytes(limit.num_tokens)
         try:
-            text = self._template.render(prompt.messages, most_chars)
+            messages, tools = self.dialect.view(prompt)
+            text = self._template.render(messages, most_chars, tools)
         except RenderedTooLongError as error:
             assert limit is not None
             raise too_long(prompt.field, f"{error.num_chars} characters or more, more than {limit.num_tokens} tokens", limit) from error
@@ -118,8 +143,14 @@ class PromptTokenizer:
 
 def _num_chars(message: dict[str, Any]) -> int:
     """About: what a template writes around a message counts as well."""
-    content = message.get("content")
-    return _FRAME_CHARS + (len(content) if isinstance(content, str) else 0)
+    content, calls = message.get("content"), message.get("tool_calls")
+    return _FRAME_CHARS + (len(content) if isinstance(content, str) else 0) + (len(str(calls)) if calls else 0)
+
+
+def _offered_chars(prompt: ChatPrompt) -> int:
+    return 0 if prompt.offer is None else sum(len(str(tool.parameters)) + len(tool.description or "") for tool in prompt.offer.tools)
 
 
 _FRAME_CHARS = 16
+#: "<think>" and a line break behind it have fewer.
+_TAIL_TOKENS = 8

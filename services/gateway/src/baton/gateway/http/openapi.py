@@ -24,6 +24,7 @@ from baton.gateway.sampling import (
     REPETITION_PENALTY,
 )
 from baton.gateway.structured import MAX_GRAMMAR_BYTES, MAX_TEXTS
+from baton.gateway.tools.offer import MAX_TOOLS, NAME_PATTERN
 
 Schema = dict[str, Any]
 
@@ -182,9 +183,7 @@ def _chat_request(limits: Limits) -> Schema:
         "max_tokens": _answer_limit(limits, "Default: what is left of the context."),
         "logprobs": _maybe("boolean", description="Log probabilities of the answer's tokens, a stop token's included; as the model gives them."),
         "top_logprobs": _maybe("integer", minimum=0, maximum=MAX_TOP_LOGPROBS, description="Only with logprobs: true. Default 0."),
-        "tools": _empty("array"),
-        "tool_choice": _only("none", "auto"),
-        "parallel_tool_calls": _maybe("boolean"),
+        **_tools(),
         "modalities": _only(["text"]),
     } | _structures()
     return _request(own, "messages", limits)
@@ -205,6 +204,29 @@ def _completion_request(limits: Limits) -> Schema:
         "suffix": _only(""),
     } | _structures()
     return _request(own, "prompt", limits)
+
+
+def _tools() -> Schema:
+    name = {"type": "string", "pattern": NAME_PATTERN}
+    schema = {"type": ["object", "null"], "description": "A JSON schema of the arguments, an object's."}
+    function = {"name": name, "description": _maybe("string"), "parameters": schema, "strict": _maybe("boolean")}
+    tool = _function(function, ["name"], {})
+    named = _function({"name": name}, ["name"], {})
+    return {
+        "tools": _maybe("array", maxItems=MAX_TOOLS, items=tool, description="Functions that the model may call; no two of one name."),
+        "tool_choice": {
+            "description": "auto: the model decides; none: as without tools; required, a function: calls and no text, their arguments as its schema "
+            "has them. The last two need tools, and do not go with response_format or structured_outputs.",
+            "anyOf": [{"enum": ["none", "auto", "required", None]}, named],
+        },
+        "parallel_tool_calls": _maybe("boolean", description="false: at most one call."),
+    }
+
+
+def _function(properties: Schema, required: list[str], beside: Schema) -> Schema:
+    inner = {"type": "object", "required": required, "properties": properties, "additionalProperties": False}
+    whole: Schema = {"type": {"const": "function"}, "function": inner} | beside
+    return {"type": "object", "required": [name for name in whole if name != "index"], "properties": whole, "additionalProperties": False}
 
 
 def _structures() -> Schema:
@@ -293,13 +315,27 @@ def _common() -> Schema:
 def _message() -> Schema:
     part = {"type": "object", "required": ["type", "text"], "properties": {"type": {"const": "text"}, "text": {"type": "string"}}}
     properties = {
-        "role": {"type": "string", "enum": list(CHAT_ROLES)},
         "content": {"anyOf": [{"type": "string"}, {"type": "array", "items": part, "description": "Parts of text, which are joined."}]},
         "name": _maybe("string"),
-        "tool_calls": _empty("array"),
         "annotations": _empty("array"),
-    } | {absent: _only() for absent in ("refusal", "audio", "function_call", "tool_call_id")}
-    return {"type": "object", "required": ["role", "content"], "properties": properties, "additionalProperties": False}
+    } | {absent: _only() for absent in ("refusal", "audio", "function_call")}
+    call = _function({"name": {"type": "string"}, "arguments": {"type": "string"}}, ["name", "arguments"], {"id": {"type": "string"}, "index": {}})
+    calls = {"type": "array", "minItems": 1, "items": call, "description": "The arguments are a JSON object's text."}
+    thought = {"reasoning_content": _maybe("string", description="What was thought before.")}
+    no_calls = {"tool_calls": _empty("array")}
+    content: Schema = {"anyOf": [properties["content"], {"type": "null"}]}
+    kinds: list[tuple[Schema, Schema, str]] = [
+        ({"enum": [role for role in CHAT_ROLES if role not in ("assistant", "tool")]}, no_calls, "content"),
+        ({"const": "assistant"}, no_calls | thought, "content"),
+        ({"const": "assistant"}, {"content": content, "tool_calls": calls} | thought, "tool_calls"),
+        ({"const": "tool"}, no_calls | {"tool_call_id": _maybe("string", description="Which call it answers.")}, "content"),
+    ]
+    return {
+        "anyOf": [
+            {"type": "object", "required": ["role", needed], "properties": properties | more | {"role": role}, "additionalProperties": False}
+            for role, more, needed in kinds
+        ]
+    }
 
 
 def _answer_limit(limits: Limits, description: str) -> Schema:
@@ -328,10 +364,12 @@ def _empty(kind: str) -> Schema:
 
 
 def _answers() -> Schema:
-    finish = {"type": ["string", "null"], "enum": ["stop", "length", None]}
+    finish = {"type": ["string", "null"], "enum": ["stop", "length", "tool_calls", None]}
     count = {"type": "integer", "minimum": 0}
     text = {"type": "string"}
-    said = _object(role={"const": "assistant"}, content=text, refusal={"type": "null"})
+    called = _object(id=text, type={"const": "function"}, function=_object(name=text, arguments=text))
+    said = _object(role={"const": "assistant"}, content={"type": ["string", "null"]}, refusal={"type": "null"})
+    said["properties"] |= {"reasoning_content": text, "tool_calls": {"type": "array", "minItems": 1, "items": called}}
     head: Schema = {"id": text, "created": count, "model": text, "usage": _ref("Usage")}
     index: Schema = {"index": {"type": "integer", "minimum": 0, "maximum": MAX_CHOICES - 1}, "finish_reason": finish}
     number = {"type": "number"}

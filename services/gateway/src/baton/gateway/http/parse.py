@@ -11,8 +11,10 @@ from typing import Any
 from baton.gateway.errors import MissingFieldError, OutOfRangeError, RequestError, UnsupportedError, WrongTypeError
 from baton.gateway.http.fields import Fields, is_integer, shown
 from baton.gateway.http.structure import response_structure
+from baton.gateway.http.tools import earlier_calls, offered
 from baton.gateway.requests import ChatPrompt, Prompt, SamplingOptions, TextPrompt, TokenPrompt
 from baton.gateway.structured import Structure
+from baton.gateway.tools.offer import forced_structure
 
 #: OpenAI's own default for /v1/completions; a chat's is what is left of the context.
 DEFAULT_COMPLETION_TOKENS = 16
@@ -58,10 +60,8 @@ def parse_chat(body: dict[str, Any]) -> ParsedBody:
     prompt = _chat_prompt(fields)
     limit_name, limit = _chat_limit(fields)
     top_logprobs = _chat_logprobs(fields)
-    fields.only("tools", ([],), _LATER)
-    fields.only("tool_choice", ("none", "auto"), _LATER)
-    fields.only("parallel_tool_calls", (True, False), _LATER)
-    structure = response_structure(fields)
+    prompt = replace(prompt, offer=offered(fields))
+    structure = forced_structure(prompt.offer, response_structure(fields), "tool_choice")
     fields.only("modalities", (["text"],), "only text is produced")
     return _finish(fields, prompt, limit_name, limit, top_logprobs, "top_logprobs", structure)
 
@@ -236,13 +236,23 @@ def _message(value: Any, path: str) -> dict[str, Any]:
     role = fields.required("role", fields.text("role"))
     if role not in CHAT_ROLES:
         raise WrongTypeError(f"{path}.role", f"{path}.role={shown(role)} is none of {', '.join(CHAT_ROLES)}")
-    message = {"role": role, "content": _content(fields.required("content", fields.raw("content")), f"{path}.content")}
-    name = fields.text("name")
-    if name is not None:
-        message["name"] = name
-    for absent in ("tool_calls", "annotations"):
-        fields.only(absent, ([],), _LATER)
-    for absent in ("refusal", "audio", "function_call", "tool_call_id"):
+    message: dict[str, Any] = {"role": role, "content": ""}
+    calls = fields.array("tool_calls") or []
+    if calls and role == "assistant":
+        message["tool_calls"] = earlier_calls(calls, f"{path}.tool_calls")
+    elif calls:
+        raise UnsupportedError(f"{path}.tool_calls", f"{path}.tool_calls is an assistant's, and role is {role}: leave it out")
+    content = fields.raw("content")
+    if content is not None or not calls:
+        message["content"] = _content(fields.required("content", content), f"{path}.content")
+    for more, of in (("name", ""), ("reasoning_content", "assistant"), ("tool_call_id", "tool")):
+        value = fields.text(more)
+        if value is not None and of not in ("", role):
+            raise UnsupportedError(f"{path}.{more}", f"{path}.{more} is of role {of}, and role is {role}: leave it out")
+        if value is not None:
+            message[more] = value
+    fields.only("annotations", ([],), _LATER)
+    for absent in ("refusal", "audio", "function_call"):
         fields.only(absent, (), _LATER)
     fields.refuse_rest()
     return message

@@ -98,7 +98,7 @@ class StreamedAnswer(Response):
                 first = [] if piece.choice in begun else shape.first(piece.choice)
                 begun.add(piece.choice)
                 await _events(send, *map(dump, [*last, *first]))
-                if piece.text or piece.logprobs:
+                if piece.text or piece.logprobs or piece.reasoning or piece.calls:
                     await _events(send, dump(shape.piece(piece)))
                 last = [] if piece.finish is None else [shape.last(piece)]
             await _events(send, *map(dump, [*last, *shape.usage(answer.usage)]), b"[DONE]")

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from baton.gateway.answer import Piece
+from baton.gateway.tools.scanner import CallPart
 from baton.wire.v1 import common_pb2, inference_pb2
 
 _FINISH = {common_pb2.FINISH_REASON_STOP: "stop", common_pb2.FINISH_REASON_LENGTH: "length", common_pb2.FINISH_REASON_TOOL_CALLS: "tool_calls"}
@@ -87,14 +88,27 @@ class Shape(ABC):
 
 class ChatShape(Shape):
     def _choice(self, pieces: Sequence[Piece]) -> dict[str, Any]:
-        message = {"role": "assistant", "content": "".join(piece.text for piece in pieces), "refusal": None}
+        text, thought = "".join(piece.text for piece in pieces), "".join(piece.reasoning for piece in pieces)
+        calls = _whole_calls([part for piece in pieces for part in piece.calls])
+        message: dict[str, Any] = {"role": "assistant", "content": None if calls and not text else text, "refusal": None}
+        if thought:
+            message["reasoning_content"] = thought
+        if calls:
+            message["tool_calls"] = calls
         return {"message": message, "logprobs": self._logprobs(pieces)}
 
     def first(self, choice: int) -> list[dict[str, Any]]:
         return [self._chunk(choice, {"delta": {"role": "assistant", "content": ""}, "finish_reason": None})]
 
     def piece(self, piece: Piece) -> dict[str, Any]:
-        return self._chunk(piece.choice, {"delta": {"content": piece.text}, "logprobs": self._logprobs([piece]), "finish_reason": None})
+        delta: dict[str, Any] = {}
+        if piece.reasoning:
+            delta["reasoning_content"] = piece.reasoning
+        if piece.text or not (piece.reasoning or piece.calls):
+            delta["content"] = piece.text
+        if piece.calls:
+            delta["tool_calls"] = [_call_delta(part) for part in piece.calls]
+        return self._chunk(piece.choice, {"delta": delta, "logprobs": self._logprobs([piece]), "finish_reason": None})
 
     def last(self, piece: Piece) -> dict[str, Any]:
         return self._chunk(piece.choice, {"delta": {}, "finish_reason": finish_name(piece.finish)})
@@ -113,6 +127,22 @@ class ChatShape(Shape):
 
     def _entry(self, token: int, logprob: float) -> dict[str, Any]:
         return {"token": self._spelt(token), "logprob": logprob, "bytes": list(self._style.spell(token))}
+
+
+def _call_delta(part: CallPart) -> dict[str, Any]:
+    """A call's first part has its id and its name."""
+    head = {"id": part.call_id, "type": "function"} if part.call_id else {}
+    named = {"name": part.name} if part.call_id else {}
+    return {"index": part.index} | head | {"function": named | {"arguments": part.arguments}}
+
+
+def _whole_calls(parts: Sequence[CallPart]) -> list[dict[str, Any]]:
+    calls: dict[int, dict[str, Any]] = {}
+    for part in parts:
+        function = {"name": part.name, "arguments": ""}
+        call = calls.setdefault(part.index, {"id": part.call_id, "type": "function", "function": function})
+        call["function"]["arguments"] += part.arguments
+    return list(calls.values())
 
 
 class CompletionShape(Shape):
