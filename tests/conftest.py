@@ -16,6 +16,9 @@ from fleet import Fleet
 #: Servers that say over HTTP what they count.
 COUNTING = ("--metrics-exporter", "prometheus", "--metrics-port", "0")
 
+#: SmolLM2's chat template has no place for tools.
+GATEWAY = ("--tool-call-format", "hermes")
+
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Tests of one fleet run together, so that only one fleet is up at a time on a small machine."""
@@ -34,7 +37,7 @@ def _split(model_path: Path, folder: Path, transport: str) -> Iterator[Fleet]:
     fleet = Fleet(model_path, folder)
     fleet.prefill("--transport", transport, *COUNTING)
     fleet.decode("--transport", transport, "--digest", "all", *COUNTING)
-    yield fleet.start()
+    yield fleet.start(*GATEWAY)
     fleet.assert_free()
     fleet.close()
 
@@ -56,6 +59,6 @@ def plain_fleet(model_path: Path, tmp_path_factory: pytest.TempPathFactory) -> I
     """One plain server behind a gateway."""
     fleet = Fleet(model_path, tmp_path_factory.mktemp("plain"))
     fleet.plain(*COUNTING)
-    yield fleet.start()
+    yield fleet.start(*GATEWAY)
     fleet.assert_free()
     fleet.close()

@@ -8,9 +8,10 @@ from __future__ import annotations
 import asyncio
 import json
 import re
-from typing import Any
+from typing import Annotated, Any, Literal
 
 import openai
+import pydantic
 import pytest
 from fleet import MODEL, Fleet, wait_for
 from prometheus import counted
@@ -265,3 +266,60 @@ def test_four_answers_take_one_prefill_and_one_transfer(shm_fleet: Fleet, plain_
     plain_texts, plain_did, plain_usage = four_answers(plain_fleet)
     assert (plain_texts, plain_usage) == (texts, usage)
     assert plain_did == {"plain": [usage.prompt_tokens + usage.completion_tokens - 1, 4]}
+
+
+class Weather(pydantic.BaseModel):
+    """The weather in a town."""
+
+    town: Literal["Paris", "Oslo", "Rome"]
+    days: Annotated[int, pydantic.Field(ge=1, le=9)]
+
+
+class Clock(pydantic.BaseModel):
+    """The time in a zone."""
+
+    zone: Literal["UTC", "CET"]
+
+
+TOOLS: Any = [openai.pydantic_function_tool(Weather), openai.pydantic_function_tool(Clock)]
+QUESTION = {"role": "user", "content": "The weather in Paris?"}
+
+
+async def tool_calls(fleet: Fleet) -> list[Any]:
+    """What the client library parses: (name, arguments) of each answer's calls, whole and streamed alike."""
+    named = {"type": "function", "function": {"name": "Clock"}}
+    asked_for: list[dict[str, Any]] = [
+        {"tool_choice": named, "temperature": 1, "seed": 3},
+        {"tool_choice": "required", "parallel_tool_calls": False, "temperature": 1, "seed": 4},
+        {"tool_choice": "required", "parallel_tool_calls": False, "temperature": 0},
+    ]
+    found: list[Any] = []
+    async with openai.AsyncOpenAI(**about(fleet)) as client:
+
+        async def both(fields: dict[str, Any]) -> tuple[Any, Any]:
+            request: dict[str, Any] = {"model": MODEL, "messages": [QUESTION], "tools": TOOLS, "max_tokens": 60, **fields}
+            whole = asyncio.ensure_future(client.chat.completions.parse(**request))
+            async with client.chat.completions.stream(**request) as stream:
+                return (await whole).choices[0], (await stream.get_final_completion()).choices[0]
+
+        for whole, streamed in await asyncio.gather(*map(both, asked_for)):
+            calls = [[(call.function.name, call.function.parsed_arguments) for call in got.message.tool_calls] for got in (whole, streamed)]
+            assert calls[0] == calls[1]
+            assert (whole.finish_reason, streamed.finish_reason, whole.message.content) == ("tool_calls", "tool_calls", None)
+            found.append(calls[0])
+        called = [call.model_dump(include={"id": True, "type": True, "function": {"name", "arguments"}}) for call in whole.message.tool_calls or []]
+        messages: Any = [QUESTION, {"role": "assistant", "tool_calls": called}, {"role": "tool", "tool_call_id": called[0]["id"], "content": "Rain."}]
+        after = await client.chat.completions.create(model=MODEL, messages=messages, tools=TOOLS, temperature=0, max_tokens=ANSWER_TOKENS)
+        found.append((after.choices[0].message.content, after.choices[0].finish_reason, after.usage.prompt_tokens if after.usage else 0))
+    fleet.assert_free()
+    return found
+
+
+def test_tool_calls_are_what_the_client_library_parses(shm_fleet: Fleet, plain_fleet: Fleet) -> None:
+    split, plain = (asyncio.run(tool_calls(fleet)) for fleet in (shm_fleet, plain_fleet))
+    assert split == plain
+    ((name, clock),), *others, last = split
+    assert name == "Clock"
+    assert isinstance(clock, Clock)
+    assert all(isinstance(arguments, {"Weather": Weather, "Clock": Clock}[name]) for ((name, arguments),) in others)
+    assert last[2] > 200, "tools and calls are in the prompt"

@@ -77,7 +77,7 @@ async def said_by(stack: Any) -> list[tuple[str | None, str | None]]:
 
 @pytest.mark.parametrize(("opening", "answer"), [("", "<think>\nI weigh\n</think>\n\nforty two"), ("<think>\n", "I weigh\n</think>\n\nforty two")])
 async def test_over_both_fronts(tmp_path: Path, opening: str, answer: str) -> None:
-    """Also where the template itself has begun to think. An answer that is held to a grammar is no thinking; the template gets that of earlier turns."""
+    """Also where the template itself has begun to think. An answer held to a grammar is no thinking; the template gets that of earlier turns."""
     folder = make_model_folder(tmp_path / "tiny", TEMPLATE.replace("OPENING", opening))
     async with start_stack(folder, answer=answer) as stack:
         assert await said_by(stack) == [("I weigh", "forty two")] * 3
