@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any, NoReturn, TypeVar
 
 import grpc
@@ -82,9 +81,10 @@ class InferenceServicer:
             await context.write(inference_pb2.GenerateResponse(request_id=answer.request_id, seed=answer.seed, usage=answer.usage))
             several = len(answer.choices) > 1
             async for piece in answer:
-                said = _message_of(piece)
+                said = inference_pb2.GenerateResponse(text=piece.text, token_ids=piece.token_ids, logprobs=piece.logprobs, choice=piece.choice)
                 if several and piece.finish is not None:
                     said.finish_reason = piece.finish
+                _add_chat_parts(said, piece)
                 if piece.text or piece.token_ids or piece.reasoning or piece.calls or said.finish_reason:
                     await context.write(said)
             last = inference_pb2.GenerateResponse(request_id=answer.request_id, usage=answer.usage)
@@ -142,13 +142,10 @@ def _request(
     request: inference_pb2.GenerateRequest | inference_pb2.ChatRequest, prompt: Prompt, caller: Caller, context: Context, accepted_at: float
 ) -> InferenceRequest:
     remaining_s = context.time_remaining()
-    sampling = _sampling(request.sampling)
-    if isinstance(prompt, ChatPrompt):
-        sampling = replace(sampling, structure=forced_structure(prompt.offer, sampling.structure, "tool_choice"))
     return InferenceRequest(
         model=request.model,
         prompt=prompt,
-        sampling=sampling,
+        sampling=_sampling(request.sampling, prompt.offer if isinstance(prompt, ChatPrompt) else None),
         accepted_at=accepted_at,
         deadline=None if remaining_s is None else accepted_at + remaining_s,
         report=request.report,
@@ -159,7 +156,7 @@ def _request(
     )
 
 
-def _sampling(given: inference_pb2.SamplingParams) -> SamplingOptions:
+def _sampling(given: inference_pb2.SamplingParams, offered: Offer | None) -> SamplingOptions:
     optional = (
         "temperature", "top_p", "top_k", "min_p", "seed", "max_tokens", "min_tokens",
         "repetition_penalty", "presence_penalty", "frequency_penalty", "top_logprobs", "n",
@@ -170,7 +167,7 @@ def _sampling(given: inference_pb2.SamplingParams) -> SamplingOptions:
         stop_token_ids=tuple(given.stop_token_ids),
         ignore_eos=given.ignore_eos,
         logit_bias=tuple(sorted(given.logit_bias.items())),
-        structure=_structure(given.structured) if given.HasField("structured") else None,
+        structure=forced_structure(offered, _structure(given.structured) if given.HasField("structured") else None, "tool_choice"),
         names={name: f"sampling.{name}" for name in (*optional, "stop", "stop_token_ids", "logit_bias", "ignore_eos")},
     )
 
@@ -192,11 +189,10 @@ def _structure(given: inference_pb2.StructuredOutput) -> Structure | None:
             raise MissingFieldError("sampling.structured", "sampling.structured is empty: set one of its formats, or leave it out")
 
 
-def _message_of(piece: Piece) -> inference_pb2.GenerateResponse:
-    calls = [inference_pb2.ToolCall(index=part.index, id=part.call_id, name=part.name, arguments=part.arguments) for part in piece.calls]
-    return inference_pb2.GenerateResponse(
-        text=piece.text, token_ids=piece.token_ids, logprobs=piece.logprobs, choice=piece.choice, tool_calls=calls, reasoning=piece.reasoning
-    )
+def _add_chat_parts(said: inference_pb2.GenerateResponse, piece: Piece) -> None:
+    said.reasoning = piece.reasoning
+    for part in piece.calls:
+        said.tool_calls.add(index=part.index, id=part.call_id, name=part.name, arguments=part.arguments)
 
 
 def _generate_prompt(request: inference_pb2.GenerateRequest) -> Prompt:
