@@ -58,6 +58,7 @@ CASES: list[tuple[str, bool, dict[str, Any]]] = [
     ("held to a schema", True, SAMPLED | {"response_format": {"type": "json_schema", "json_schema": {"name": "person", "schema": SCHEMA}}}),
     ("held to an expression", True, SAMPLED | {"presence_penalty": 0.5, "extra_body": {"structured_outputs": {"regex": "[A-Z][a-z]{1,8}: [0-9]+"}}}),
     ("completion, held to a choice", False, GREEDY | {"extra_body": {"structured_outputs": {"choice": ["red", "green or blue"]}}}),
+    ("completion, echo and logprobs", False, GREEDY | {"echo": True, "logprobs": 2}),
     ("completion, bias to the end", False, GREEDY | {"logit_bias": {str(EOS): 100}}),
 ]
 ANSWER_TOKENS = 16
@@ -164,6 +165,10 @@ def test_each_field_does_what_it_says(split_bodies: dict[str, dict[str, Any]]) -
     assert text("penalties, sampled") != text("sampled")
     assert text("completion, echo").startswith(PROMPT)
     assert len(text("completion, echo")) > len(PROMPT)
+    echoed = split_bodies["completion, echo and logprobs"]["choices"][0]
+    assert "".join(echoed["logprobs"]["tokens"]).startswith(PROMPT)
+    assert echoed["logprobs"]["token_logprobs"][0] is None
+    assert all(value < 0 for value in echoed["logprobs"]["token_logprobs"][1:])
     ended = split_bodies["completion, bias to the end"]
     assert (ended["usage"]["completion_tokens"], ended["choices"][0]["finish_reason"], ended["choices"][0]["text"]) == (1, "stop", "")
     for name in ("logprobs", "logprobs alone"):
@@ -220,6 +225,10 @@ def test_the_sync_client(shm_fleet: Fleet, split_bodies: dict[str, dict[str, Any
         raw = client.chat.completions.with_raw_response.create(**asked(True, GREEDY | {"extra_body": {"request_id": "mine-1"}}))
         assert raw.headers["x-request-id"] == "mine-1"
         assert [model.id for model in client.models.list()] == [MODEL]
+        scored = client.completions.create(**asked(False, GREEDY | {"extra_body": {"prompt_logprobs": 1}}))
+        own = [next(iter(entry.values()))["logprob"] for entry in (scored.choices[0].model_extra or {})["prompt_logprobs"][1:]]
+        echoed = split_bodies["completion, echo and logprobs"]["choices"][0]["logprobs"]["top_logprobs"][1 : len(own) + 1]
+        assert own == pytest.approx([max(top.values()) for top in echoed], abs=1e-3), "the most probable token at each place comes first"
         with pytest.raises(openai.BadRequestError, match=r"n=65 is outside \[1, 64\]"):
             client.chat.completions.create(**asked(True, {"n": 65}))
         with pytest.raises(openai.BadRequestError, match=r"presence_penalty=3.0 is outside \[-2, 2\]"):

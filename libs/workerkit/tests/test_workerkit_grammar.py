@@ -39,7 +39,7 @@ async def test_a_grammar_reaches_the_engine_compiled(bench: Any, gateway_type: A
         for room in (1, 2):
             await gateway.start(room, **held(DIGITS))
             assert (await gateway.read_until(room, "finished")).finished.completion_tokens == 3
-        assert bench.front.describe().sampling_level == 2
+        assert bench.front.describe().sampling_level >= 2
 
 
 @pytest.mark.usefixtures("tokenizer")

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from baton.engine.types import Logprobs, Role, Token
+from baton.engine.types import Logprobs, PromptLogprobs, Role, Token
 from baton.wire.v1 import worker_pb2
 from baton.workerkit.errors import RefusedError
 from baton.workerkit.intake import Limits, take
@@ -31,6 +31,7 @@ def test_every_field_reaches_the_engine() -> None:
             bias_token_ids=[7, 3],
             bias_values=[100, -0.5],
             top_logprobs=20,
+            prompt_logprobs=0,
             answered_tokens=2,
         ),
         LIMITS,
@@ -39,7 +40,7 @@ def test_every_field_reaches_the_engine() -> None:
     assert asked.repetition_penalty == pytest.approx(0.01)
     assert (asked.presence_penalty, asked.frequency_penalty) == (-2, 2)
     assert asked.logit_bias == ((7, 100.0), (3, -0.5))
-    assert (asked.top_logprobs, asked.answered_tokens) == (20, 2)
+    assert (asked.top_logprobs, asked.prompt_logprobs, asked.answered_tokens) == (20, 0, 2)
 
 
 def test_the_salt_of_prefixes_reaches_the_engine() -> None:
@@ -52,7 +53,7 @@ def test_the_salt_of_prefixes_reaches_the_engine() -> None:
 def test_a_gateway_that_does_not_know_the_fields_turns_nothing_on() -> None:
     asked = take(start(), LIMITS, 0.0).sampling
     assert not asked.adjusts
-    assert asked.top_logprobs is None
+    assert asked.top_logprobs is asked.prompt_logprobs is None
 
 
 @pytest.mark.parametrize(
@@ -67,6 +68,7 @@ def test_a_gateway_that_does_not_know_the_fields_turns_nothing_on() -> None:
         ({"bias_token_ids": [1], "bias_values": [math.nan]}, "bias_values has nan, which is outside [-100.0, 100.0]"),
         ({"bias_token_ids": [1] * 301, "bias_values": [1] * 301}, "301 tokens, the limit is 300"),
         ({"top_logprobs": 21}, "top_logprobs=21 is above 20"),
+        ({"prompt_logprobs": 21}, "prompt_logprobs=21 is above 20"),
         ({"answered_tokens": 3}, "answered_tokens=3 is not below the prompt's 3 tokens"),
     ],
 )
@@ -85,3 +87,13 @@ async def test_log_probabilities_are_in_the_report_of_their_token() -> None:
     (said,) = report.logprobs
     assert (said.room, said.index, said.logprobs.logprob) == (6, 2, -0.5)
     assert (list(said.logprobs.top_token_ids), list(said.logprobs.top_logprobs)) == ([8, 3], [-0.5, -1.5])
+
+
+async def test_a_prompts_log_probabilities_are_told_by_part() -> None:
+    session = GatewaySession("g", "")
+    session.prompt_logprobs(PromptLogprobs(6, 1, (Logprobs(-0.5, ((8, -0.25),), 2), Logprobs(-1.5, (), 1))))
+    report = await session.next_report()
+    assert report is not None
+    (said,) = report.prompt_logprobs
+    assert (said.room, said.first) == (6, 1)
+    assert [(one.logprob, one.rank, list(one.top_token_ids)) for one in said.logprobs] == [(-0.5, 2, [8]), (-1.5, 1, [])]

@@ -54,12 +54,23 @@ def scripted_logprobs(token: int, num_top: int) -> inference_pb2.TokenLogprobs:
     return inference_pb2.TokenLogprobs(logprob=-token / 1000, top_token_ids=top, top_logprobs=[-token / 1000 - number for number in range(num_top)])
 
 
+def scripted_prompt_logprobs(start: worker_pb2.Start) -> list[inference_pb2.TokenLogprobs]:
+    """Of all tokens of its prompt but the first; rank: the token's place."""
+    asked = start.sampling.prompt_logprobs
+    said = [scripted_logprobs(token, asked) for token in start.prompt_token_ids[1:]]
+    for rank, one in enumerate(said, start=1):
+        one.rank = rank
+    return said
+
+
 Script = Callable[["ScriptedWorker", worker_pb2.Start], Awaitable[None]]
 
 
 async def by_the_book(worker: ScriptedWorker, start: worker_pb2.Start) -> None:
     """What a worker of this role says when all goes well."""
     room, answer = start.room, worker.shared.tokens(start)
+    if worker.role != "decode" or start.HasField("local"):
+        worker.prompt_logprobs(start)
     if worker.role == "prefill":
         worker.event(room, bootstrapped=worker_pb2.Bootstrapped())
         worker.event(room, prefill_started=worker_pb2.PrefillStarted())
@@ -113,7 +124,7 @@ class ScriptedWorker(worker_pb2_grpc.WorkerServicer):
     max_model_len: int = 512
     total_pages: int = 64
     page_size: int = 16
-    sampling_level: int = 2
+    sampling_level: int = 3
     takes_forks: bool = True
     fingerprint: dict[str, Any] = field(default_factory=dict)
     script: Script = by_the_book
@@ -282,6 +293,13 @@ class ScriptedWorker(worker_pb2_grpc.WorkerServicer):
             for index, token in zip(indexes, tokens, strict=True):
                 report.logprobs.append(worker_pb2.RoomLogprobs(room=room, index=index, logprobs=scripted_logprobs(token, asked.top_logprobs)))
         self.report(report)
+
+    def prompt_logprobs(self, start: worker_pb2.Start) -> None:
+        """If they are asked for: in two reports."""
+        said = scripted_prompt_logprobs(start) if start.sampling.HasField("prompt_logprobs") else []
+        for first, part in ((1, said[:1]), (2, said[1:])):
+            if part:
+                self.report(worker_pb2.Report(prompt_logprobs=[worker_pb2.RoomPromptLogprobs(room=start.room, first=first, logprobs=part)]))
 
     def fail(self, room: int, code: grpc.StatusCode, cause: str, message: str = "as scripted", **more: Any) -> None:
         self.event(room, failed=common_pb2.Failure(code=code.value[0], cause=cause, message=message, **more))

@@ -35,6 +35,7 @@ _SCALARS: dict[int, Callable[[], st.SearchStrategy[Any]]] = {
     FieldDescriptor.TYPE_BOOL: st.booleans,
     FieldDescriptor.TYPE_FLOAT: lambda: floats,
     FieldDescriptor.TYPE_INT32: lambda: st.one_of(integers, st.integers(-(2**31), 2**31 - 1)),
+    FieldDescriptor.TYPE_SINT32: lambda: st.one_of(integers, st.integers(-(2**31), 2**31 - 1)),
     FieldDescriptor.TYPE_UINT32: lambda: st.one_of(integers, st.integers(0, 2**32 - 1)),
     FieldDescriptor.TYPE_UINT64: lambda: st.one_of(integers, st.integers(0, 2**64 - 1)),
 }

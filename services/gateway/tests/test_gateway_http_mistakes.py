@@ -93,7 +93,6 @@ REFUSALS: list[tuple[str, Any, int, str | None, str, list[str]]] = [
     ("completions", {"model": MODEL, "prompt": [1, 99_999]}, 400, "prompt[1]", "out_of_range", ["=99999 "]),
     ("completions", {"model": MODEL, "prompt": [-1]}, 400, "prompt[0]", "out_of_range", ["=-1 "]),
     ("completions", {"model": MODEL, "prompt": "x" * 600}, 400, "prompt", "prompt_too_long", ["600 tokens", "511"]),
-    ("completions", {"model": MODEL, "prompt": "x", "echo": True, "logprobs": 1}, 400, "echo", "invalid_request", ["echo=true with logprobs"]),
     ("completions", {"model": MODEL, "prompt": "x", "logprobs": 21}, 400, "logprobs", "out_of_range", ["logprobs=21 "]),
     ("completions", b"x" * 70_000, 413, None, "body_too_large", ["70000 bytes", "65536"]),
 ]

@@ -15,6 +15,7 @@ from baton.engine.types import (
     KVReady,
     Logprobs,
     PrefillStarted,
+    PromptLogprobs,
     Reserved,
     Role,
     Transferred,
@@ -56,9 +57,16 @@ def failure_from_wire(failure: common_pb2.Failure, *, default_origin: str) -> Fa
 
 
 def logprobs_to_wire(room: int, index: int, logprobs: Logprobs) -> worker_pb2.RoomLogprobs:
+    return worker_pb2.RoomLogprobs(room=room, index=index, logprobs=_of_token(logprobs))
+
+
+def prompt_logprobs_to_wire(event: PromptLogprobs) -> worker_pb2.RoomPromptLogprobs:
+    return worker_pb2.RoomPromptLogprobs(room=event.room, first=event.first, logprobs=[_of_token(each) for each in event.logprobs])
+
+
+def _of_token(logprobs: Logprobs) -> inference_pb2.TokenLogprobs:
     tokens, values = zip(*logprobs.top, strict=True) if logprobs.top else ((), ())
-    of_token = inference_pb2.TokenLogprobs(logprob=logprobs.logprob, top_token_ids=tokens, top_logprobs=values)
-    return worker_pb2.RoomLogprobs(room=room, index=index, logprobs=of_token)
+    return inference_pb2.TokenLogprobs(logprob=logprobs.logprob, top_token_ids=tokens, top_logprobs=values, rank=logprobs.rank)
 
 
 def transfer_to_wire(stats: TransferStats) -> inference_pb2.TransferReport:

@@ -12,7 +12,7 @@ from typing import TypeVar
 from opentelemetry import trace
 
 from baton.engine.grammar import Grammar, GrammarError, Grammars
-from baton.engine.types import EngineEvent, Failed, Failure, KVReady, Role, Token, Transferred
+from baton.engine.types import EngineEvent, Failed, Failure, KVReady, PromptLogprobs, Role, Token, Transferred
 from baton.servicekit import FailedRoom, Metrics, extract_traceparent, get_logger, mark_failed
 from baton.wire.status import stage_name
 from baton.wire.v1 import common_pb2, worker_pb2
@@ -290,6 +290,8 @@ class WorkerFront:
                 self.counters["event_of_ended_room"] += 1
             elif isinstance(event, Token):
                 tokens.setdefault(entry.owner, []).append(event)
+            elif isinstance(event, PromptLogprobs):
+                entry.owner.prompt_logprobs(event)
             else:
                 self._on_event(entry, event, batch.at)
         for session, events in tokens.items():

@@ -14,7 +14,7 @@ from baton.workerkit.errors import RefusedError
 MAX_ROOM = 2**63 - 1
 
 #: Which fields of the wire's Sampling are heeded here: the proto says what the numbers mean.
-SAMPLING_LEVEL = 2
+SAMPLING_LEVEL = 3
 
 #: Outside of it a 32-bit logit may overflow.
 REPETITION_PENALTY = (0.01, 10.0)
@@ -144,6 +144,7 @@ def _sampling(wire: worker_pb2.Sampling, num_prompt: int, limits: Limits) -> Sam
         frequency_penalty=wire.frequency_penalty,
         logit_bias=tuple(zip(wire.bias_token_ids, wire.bias_values, strict=True)),
         top_logprobs=wire.top_logprobs if wire.HasField("top_logprobs") else None,
+        prompt_logprobs=wire.prompt_logprobs if wire.HasField("prompt_logprobs") else None,
         answered_tokens=wire.answered_tokens,
     )
 
@@ -165,8 +166,9 @@ def _check_adjustments(wire: worker_pb2.Sampling, num_prompt: int, limits: Limit
     for value in wire.bias_values:
         if not abs(value) <= MAX_BIAS:
             raise _invalid("sampling_out_of_range", f"sampling.bias_values has {value}, which is outside [{-MAX_BIAS}, {MAX_BIAS}]")
-    if wire.top_logprobs > MAX_TOP_LOGPROBS:
-        raise _invalid("sampling_out_of_range", f"sampling.top_logprobs={wire.top_logprobs} is above {MAX_TOP_LOGPROBS}")
+    for name in ("top_logprobs", "prompt_logprobs"):
+        if getattr(wire, name) > MAX_TOP_LOGPROBS:
+            raise _invalid("sampling_out_of_range", f"sampling.{name}={getattr(wire, name)} is above {MAX_TOP_LOGPROBS}")
     if wire.answered_tokens >= num_prompt:
         raise _invalid("sampling_out_of_range", f"sampling.answered_tokens={wire.answered_tokens} is not below the prompt's {num_prompt} tokens")
 

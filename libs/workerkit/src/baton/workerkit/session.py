@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import asyncio
 
-from baton.engine.types import Token
+from baton.engine.types import PromptLogprobs, Token
 from baton.wire.v1 import worker_pb2
-from baton.workerkit.convert import logprobs_to_wire
+from baton.workerkit.convert import logprobs_to_wire, prompt_logprobs_to_wire
 
 
 class GatewaySession:
@@ -42,6 +42,11 @@ class GatewaySession:
         for event in events:
             if event.logprobs is not None:
                 report.logprobs.append(logprobs_to_wire(event.room, event.index, event.logprobs))
+        self._something.set()
+
+    def prompt_logprobs(self, event: PromptLogprobs) -> None:
+        """A part of a prompt's; the room's tokens come after them."""
+        self._pending.prompt_logprobs.append(prompt_logprobs_to_wire(event))
         self._something.set()
 
     def load(self, load: worker_pb2.WorkerLoad, draining: bool) -> None:

@@ -38,6 +38,8 @@ class Attempts:
         self.on_failed: Callable[[], None] | None = None
         #: Tokens of prompt and answer that rooms after the first one were given to compute again.
         self.num_recomputed = 0
+        #: Of the prompt's tokens behind the first, where they were asked for and a token has been taken.
+        self.prompt_logprobs: Sequence[inference_pb2.TokenLogprobs] = ()
         self._order = order
         self._dispatcher = dispatcher
         self._fleet = fleet
@@ -51,6 +53,11 @@ class Attempts:
     def count(self) -> int:
         """How many rooms the request has had."""
         return len(self.failed) + 1
+
+    @property
+    def asks_of_prompt(self) -> bool:
+        """Whether `prompt_logprobs` will have something."""
+        return self._order.admitted.sampling.HasField("prompt_logprobs")
 
     @property
     def cached_tokens(self) -> int:
@@ -71,6 +78,8 @@ class Attempts:
                 if not await self._again(error.failure()):
                     raise RoomFailedError(self._with_history(error.failure())) from None
                 continue
+            if not self._given:
+                self.prompt_logprobs = self.room.prompt_logprobs
             self._given += tokens
             return tokens
 

@@ -15,8 +15,8 @@ class Run:
     tokens: list[int]
 
 
-#: Log probabilities of a token come before the token.
-Word = Run | worker_pb2.RoomLogprobs | worker_pb2.RoomEvent
+#: Log probabilities of a token come before the token, those of a prompt before the first.
+Word = Run | worker_pb2.RoomLogprobs | worker_pb2.RoomPromptLogprobs | worker_pb2.RoomEvent
 
 
 class Backlog:
@@ -42,6 +42,8 @@ class Backlog:
 
     def add(self, report: worker_pb2.Report) -> None:
         """A report's tokens come before its events."""
+        for of_prompt in report.prompt_logprobs:
+            self._words(of_prompt.room, first=True).append(of_prompt)
         for said in report.logprobs:
             self._words(said.room, first=said.index == 0).append(said)
         known, words = 0, None

@@ -32,6 +32,7 @@ def orders(admitted: Admitted) -> Iterator[Admitted]:
         sampling = worker_pb2.Sampling()
         sampling.CopyFrom(admitted.sampling)
         sampling.seed = seed_of(sampling.seed, choice)
+        sampling.ClearField("prompt_logprobs")
         yield replace(admitted, sampling=sampling, num_choices=1)
 
 
@@ -93,20 +94,21 @@ class Answer:
     A piece may have tokens and no text yet, or text and no tokens. Iterating raises RoomFailedError when a room fails: no choice is given up alone.
     """
 
-    def __init__(self, request_id: str, prompt_tokens: int, seed: int, choices: Sequence[Choice]) -> None:
+    def __init__(self, request_id: str, prompt: Sequence[int], seed: int, choices: Sequence[Choice]) -> None:
         self.request_id = request_id
         self.seed = seed
         self.choices = choices
         #: When its reader was given a part and did not ask for the next yet (time.monotonic(), seconds); None: it is waiting for one.
         self.handed_at: float | None = None
-        self._prompt_tokens = prompt_tokens
+        self.prompt = prompt
+        self._begun = False
         self._coming: dict[asyncio.Task[Piece], Choice] = {}
 
     @property
     def usage(self) -> inference_pb2.Usage:
         """So far. The prompt counts once."""
         return inference_pb2.Usage(
-            prompt_tokens=self._prompt_tokens,
+            prompt_tokens=len(self.prompt),
             completion_tokens=sum(choice.num_tokens for choice in self.choices),
             cached_tokens=self.choices[0].attempts.cached_tokens,
         )
@@ -115,6 +117,11 @@ class Answer:
     def finish_reason(self) -> common_pb2.FinishReason.ValueType | None:
         """Of the first choice."""
         return self.choices[0].finish_reason
+
+    @property
+    def prompt_logprobs(self) -> Sequence[inference_pb2.TokenLogprobs]:
+        """Of the prompt's tokens behind the first, where they were asked for; from the first piece on."""
+        return self.choices[0].attempts.prompt_logprobs
 
     @property
     def telling(self) -> Choice:
@@ -138,6 +145,9 @@ class Answer:
         if not open_choices and not self._coming:  # the last piece of one that is complete may not have been taken yet
             raise StopAsyncIteration
         if len(self.choices) == 1:
+            return await self.choices[0].next()
+        if not self._begun and self.choices[0].attempts.asks_of_prompt:
+            self._begun = True  # that choice's room has what was asked for, and it is to be told before anything else
             return await self.choices[0].next()
         asked = self._coming.values()
         for choice in [choice for choice in open_choices if choice not in asked]:

@@ -26,6 +26,7 @@ def continued(admitted: Admitted, given: Sequence[int]) -> Admitted:
     sampling.max_tokens -= len(given)
     sampling.min_tokens = max(0, sampling.min_tokens - len(given))
     sampling.answered_tokens += len(given)
+    sampling.ClearField("prompt_logprobs")  # the client has them
     return Admitted([*admitted.prompt, *given], sampling, admitted.stop, admitted.sampling_level)
 
 

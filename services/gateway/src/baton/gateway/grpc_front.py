@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NoReturn, TypeVar
 
 import grpc
@@ -30,6 +30,9 @@ SERVICE = "baton.v1.Inference"
 
 Context = grpc.aio.ServicerContext[Any, Any]
 M = TypeVar("M", bound=Message)
+
+#: In one message: gRPC's clients take 4 MiB unless they are told otherwise, and one entry has at most some 250 bytes.
+PROMPT_LOGPROBS_AT_ONCE = 4096
 
 _CHAT_ROLES = ("system", "developer", "user", "assistant", "tool")
 
@@ -80,7 +83,11 @@ class InferenceServicer:
             await asyncio.sleep(0)  # the servers get their starts first: this message takes a write of its own
             await context.write(inference_pb2.GenerateResponse(request_id=answer.request_id, seed=answer.seed, usage=answer.usage))
             several = len(answer.choices) > 1
+            first = True
             async for piece in answer:
+                for part in batched(answer.prompt_logprobs, PROMPT_LOGPROBS_AT_ONCE) if first else ():
+                    await context.write(inference_pb2.GenerateResponse(prompt_logprobs=part))
+                first = False
                 said = inference_pb2.GenerateResponse(text=piece.text, token_ids=piece.token_ids, logprobs=piece.logprobs, choice=piece.choice)
                 if several and piece.finish is not None:
                     said.finish_reason = piece.finish
@@ -159,7 +166,7 @@ def _request(
 def _sampling(given: inference_pb2.SamplingParams, offered: Offer | None) -> SamplingOptions:
     optional = (
         "temperature", "top_p", "top_k", "min_p", "seed", "max_tokens", "min_tokens",
-        "repetition_penalty", "presence_penalty", "frequency_penalty", "top_logprobs", "n",
+        "repetition_penalty", "presence_penalty", "frequency_penalty", "top_logprobs", "n", "prompt_logprobs",
     )  # fmt: skip
     return SamplingOptions(
         **{name: getattr(given, name) if given.HasField(name) else None for name in optional},  # type: ignore[arg-type]
@@ -247,3 +254,8 @@ async def abort(context: Context, error: GatewayError) -> NoReturn:
         status.details.add().Pack(error_details_pb2.RetryInfo(retry_delay=Duration(seconds=error.retry_after_s)))
     await context.abort(status_code(status.code), status.message, trailing_metadata(status))
     raise AssertionError("abort returns never")
+
+
+def batched(items: Sequence[M], size: int) -> Iterator[Sequence[M]]:
+    for first in range(0, len(items), size):
+        yield items[first : first + size]

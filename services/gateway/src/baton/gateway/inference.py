@@ -230,7 +230,7 @@ class Inference:
         room = choices[0].attempts.room
         span.set_attribute("baton.queue_ms", round(waited_s * 1e3, 3))
         span.set_attributes({"baton.room": str(room.room), "baton.request_id": request_id, "baton.prompt_tokens": len(prompt)})
-        return Answer(request_id, len(prompt), admitted.sampling.seed, choices)
+        return Answer(request_id, prompt, admitted.sampling.seed, choices)
 
     def _open_choices(self, order: Order, prompt: Prompt) -> list[Choice]:
         """A room for each answer, all at once: the first one's prompt is the others' as well."""

@@ -69,6 +69,8 @@ class LiveRoom:
         self.failure: common_pb2.Failure | None = None
         #: By number of the token in this room's answer; taken out by whoever takes the token.
         self.logprobs: dict[int, inference_pb2.TokenLogprobs] = {}
+        #: Of the prompt's tokens behind the first, where they were asked for; whole when the first token comes.
+        self.prompt_logprobs: list[inference_pb2.TokenLogprobs] = []
         self.settled = asyncio.Event()
         self.on_failed: Callable[[], None] | None = None
         #: Asked when a server of this room is silent: whether the room is to fail, because another can take its place.
@@ -149,7 +151,19 @@ class LiveRoom:
         if not self._answered and self.failure is None and self._merge.num_delivered <= index < self._sampling.max_tokens:
             self.logprobs.setdefault(index, logprobs)
 
+    def on_prompt_logprobs(self, first: int, logprobs: Sequence[inference_pb2.TokenLogprobs]) -> None:
+        if first == len(self.prompt_logprobs) + 1 and first + len(logprobs) <= self.num_prompt_tokens:
+            self.prompt_logprobs += logprobs
+
+    def _lacks_prompt_logprobs(self) -> bool:
+        return self._sampling.HasField("prompt_logprobs") and len(self.prompt_logprobs) < self.num_prompt_tokens - 1
+
     def _deliver(self, following: list[int]) -> None:
+        if self._merge.num_delivered == len(following) and self._lacks_prompt_logprobs():
+            text = f"the first token came with {len(self.prompt_logprobs)} of the prompt's {self.num_prompt_tokens - 1} log probabilities"
+            origin = common_pb2.ORIGIN_PREFILL if len(self._starts) == 2 else common_pb2.ORIGIN_DECODE
+            self._fail(self._scribe.make(grpc.StatusCode.INTERNAL, origin, "tokens_lost", text), None)
+            return
         if self._sampling.HasField("top_logprobs"):
             end = self._merge.num_delivered
             missing = [index for index in range(end - len(following), end) if index not in self.logprobs]

@@ -62,6 +62,8 @@ class SamplingOptions:
     logit_bias: tuple[tuple[int, float], ...] = ()
     #: Log probabilities of each token and of so many of the most probable ones; None: of none.
     top_logprobs: int | None = None
+    #: The same of the prompt's own tokens.
+    prompt_logprobs: int | None = None
     #: How many answers.
     n: int | None = None
     #: What the answer must look like; None: like anything.

@@ -41,6 +41,7 @@ def check_ranges(options: SamplingOptions, vocab_size: int, context: Callable[[]
     _check_float(options, "presence_penalty", -2.0, 2.0)
     _check_float(options, "frequency_penalty", -2.0, 2.0)
     _check_int(options, "top_logprobs", 0, MAX_TOP_LOGPROBS)
+    _check_int(options, "prompt_logprobs", 0, MAX_TOP_LOGPROBS)
     _check_int(options, "top_k", 0, vocab_size)
     _check_int(options, "seed", 0, 2**64 - 1)
     _check_int(options, "n", 1, MAX_CHOICES)
@@ -61,6 +62,8 @@ def check_ranges(options: SamplingOptions, vocab_size: int, context: Callable[[]
 def beyond_level(options: SamplingOptions, level: int) -> str:
     """The first field, by the client's name, that asks for something which servers of that sampling level do not know; empty: none does."""
     idle = SamplingOptions(repetition_penalty=1.0, presence_penalty=0.0, frequency_penalty=0.0)
+    if options.prompt_logprobs is not None and level < 3:
+        return options.name("prompt_logprobs")
     if options.structure is not None and level < 2:
         return options.structure.field
     asked = (field for field in _LEVEL_1 if getattr(options, field) not in (None, getattr(idle, field)))
@@ -69,7 +72,7 @@ def beyond_level(options: SamplingOptions, level: int) -> str:
 
 def level_of(options: SamplingOptions) -> int:
     """The least sampling level of servers that know everything which is asked for."""
-    return next(level for level in (0, 1, 2) if not beyond_level(options, level))
+    return next(level for level in (0, 1, 2, 3) if not beyond_level(options, level))
 
 
 def fill(options: SamplingOptions, max_tokens: int, eos_token_ids: Iterable[int]) -> worker_pb2.Sampling:
@@ -96,6 +99,8 @@ def fill(options: SamplingOptions, max_tokens: int, eos_token_ids: Iterable[int]
         filled.grammar = options.structure.grammar
     if options.top_logprobs is not None:
         filled.top_logprobs = options.top_logprobs
+    if options.prompt_logprobs is not None:
+        filled.prompt_logprobs = options.prompt_logprobs
     return filled
 
 

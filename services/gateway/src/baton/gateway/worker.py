@@ -5,7 +5,7 @@ from __future__ import annotations
 import enum
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -49,6 +49,9 @@ class RoomSink(Protocol):
 
     def on_logprobs(self, index: int, logprobs: inference_pb2.TokenLogprobs) -> None:
         """Of the answer's token number `index`, which comes next."""
+
+    def on_prompt_logprobs(self, first: int, logprobs: Sequence[inference_pb2.TokenLogprobs]) -> None:
+        """Of the prompt's tokens from number `first` on."""
 
     def on_event(self, leg: Leg, event: worker_pb2.RoomEvent) -> None: ...
 
@@ -335,6 +338,8 @@ class Worker:
                         held.sink.on_tokens(self.leg, word.first, word.tokens)
                 elif held is None:
                     self.counters["event_of_ended_room"] += isinstance(word, worker_pb2.RoomEvent)
+                elif isinstance(word, worker_pb2.RoomPromptLogprobs):
+                    held.sink.on_prompt_logprobs(word.first, word.logprobs)
                 elif isinstance(word, worker_pb2.RoomLogprobs):
                     held.sink.on_logprobs(word.index, word.logprobs)
                 else:

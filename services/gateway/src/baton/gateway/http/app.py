@@ -178,7 +178,7 @@ class OpenAIFront:
         created_s = int(time.time())
 
         def make_shape(request_id: str, echoed: str) -> Shape:
-            style = Style(self.inference.tokenizer.spell, body.include_usage, echoed)
+            style = Style(self.inference.tokenizer.spell, body.include_usage, echoed, body.sampling.top_logprobs, body.prompt_logprobs)
             return shape(f"{prefix}-{request_id.removeprefix('req-')}", body.model, created_s, style)
 
         kind = StreamedAnswer if body.stream else WholeAnswer

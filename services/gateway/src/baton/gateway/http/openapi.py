@@ -200,7 +200,7 @@ def _completion_request(limits: Limits) -> Schema:
         "max_tokens": _answer_limit(limits, f"Default: {DEFAULT_COMPLETION_TOKENS}."),
         "best_of": _only(1),
         "logprobs": _maybe("integer", minimum=0, maximum=MAX_TOP_LOGPROBS, description="With each token the log probabilities of so many others."),
-        "echo": _maybe("boolean", description="The prompt's text before the answer's. Not with logprobs."),
+        "echo": _maybe("boolean", description="The prompt's text before the answer's; with logprobs, its tokens' as well."),
         "suffix": _only(""),
     } | _structures()
     return _request(own, "prompt", limits)
@@ -281,6 +281,7 @@ def _sampling(limits: Limits) -> Schema:
         "top_k": _maybe("integer", minimum=0, maximum=limits.vocab_size, description="Default 0: off."),
         "min_p": _maybe("number", minimum=0, maximum=1, description="Default 0: off."),
         "seed": _maybe("integer", minimum=-(2**63), maximum=2**64 - 1, description="Drawn when it is not given. Equal seeds, equal answers."),
+        "prompt_logprobs": _maybe("integer", minimum=0, maximum=MAX_TOP_LOGPROBS, description="Of the prompt's tokens. Only with stream: false."),
         "n": _maybe("integer", minimum=1, maximum=MAX_CHOICES, description="Answers to the prompt, at most --max-rooms. Default 1."),
         "min_tokens": _maybe("integer", minimum=0, description="At most max_tokens. Default 0."),
         "stop": {"anyOf": [stop_string, {"type": "array", "maxItems": MAX_STOP_STRINGS, "items": stop_string}, {"type": "null"}]},
@@ -373,18 +374,25 @@ def _answers() -> Schema:
     head: Schema = {"id": text, "created": count, "model": text, "usage": _ref("Usage")}
     index: Schema = {"index": {"type": "integer", "minimum": 0, "maximum": MAX_CHOICES - 1}, "finish_reason": finish}
     number = {"type": "number"}
-    numbers = {"type": "array", "items": number}
+    numbers = {"type": "array", "items": _or_null(number), "description": "Null for an echoed prompt's first token."}
     entry: Schema = {"token": text, "logprob": number, "bytes": {"type": "array", "items": {"type": "integer", "minimum": 0, "maximum": 255}}}
     of_token = _object(**entry, top_logprobs={"type": "array", "items": _object(**entry)})
     of_chat = _object(content={"type": "array", "items": of_token}, refusal={"type": "null"})
-    top = {"type": "array", "items": {"type": "object", "additionalProperties": number}}
+    top = {"type": "array", "items": _or_null({"type": "object", "additionalProperties": number})}
     of_completion = _object(tokens={"type": "array", "items": text}, token_logprobs=numbers, top_logprobs=top, text_offset=numbers)
+    of_prompt = {
+        "type": "array",
+        "items": _or_null({"type": "object", "additionalProperties": _object(logprob=number, rank=count, decoded_token=text)}),
+    }
     return {
-        "ChatCompletion": _object(
-            object={"const": "chat.completion"}, choices=_choices(_object(message=said, logprobs=_or_null(of_chat), **index)), **head
+        "ChatCompletion": _and_maybe(
+            _object(object={"const": "chat.completion"}, choices=_choices(_object(message=said, logprobs=_or_null(of_chat), **index)), **head),
+            prompt_logprobs=of_prompt,
         ),
         "Completion": _object(
-            object={"const": "text_completion"}, choices=_choices(_object(text=text, logprobs=_or_null(of_completion), **index)), **head
+            object={"const": "text_completion"},
+            choices=_choices(_and_maybe(_object(text=text, logprobs=_or_null(of_completion), **index), prompt_logprobs=of_prompt)),
+            **head,
         ),
         "Usage": _object(prompt_tokens=count, completion_tokens=count, total_tokens=count, prompt_tokens_details=_object(cached_tokens=count)),
         "ModelList": _object(object={"const": "list"}, data={"type": "array", "items": _ref("Model")}),
@@ -426,6 +434,11 @@ def _error() -> Schema:
 
 def _object(**properties: Schema) -> Schema:
     return {"type": "object", "required": list(properties), "properties": properties, "additionalProperties": False}
+
+
+def _and_maybe(schema: Schema, **properties: Schema) -> Schema:
+    """Fields that are there only where they were asked for."""
+    return schema | {"properties": schema["properties"] | properties}
 
 
 def _or_null(schema: Schema) -> Schema:

@@ -38,6 +38,8 @@ class ParsedBody:
     include_usage: bool
     request_id: str
     priority: int
+    #: Log probabilities of the prompt in a field of their own, and of so many of the most probable tokens.
+    prompt_logprobs: int | None = None
     #: The prompt's text comes before the answer's.
     echo: bool = False
 
@@ -74,12 +76,14 @@ def parse_completion(body: dict[str, Any]) -> ParsedBody:
     fields.only("best_of", (1,), "every answer that is made is given: say how many with n")
     top_logprobs = fields.integer("logprobs")
     echo = fields.boolean("echo") or False
-    if echo and top_logprobs is not None:
-        raise RequestError("echo", "echo=true with logprobs would need those of the prompt, which are not kept here: leave one of them out")
     fields.only("suffix", ("",), _LATER)
     structure = response_structure(fields)
     limit = DEFAULT_COMPLETION_TOKENS if limit is None else limit
     parsed = _finish(fields, prompt, "max_tokens", limit, top_logprobs, "logprobs", structure)
+    if echo and top_logprobs is not None:  # those of the prompt come with it
+        wanted = max(top_logprobs, parsed.prompt_logprobs or 0)
+        names = {"prompt_logprobs": "logprobs" if parsed.prompt_logprobs is None else "prompt_logprobs"}
+        parsed = replace(parsed, sampling=replace(parsed.sampling, prompt_logprobs=wanted, names=parsed.sampling.names | names))
     return replace(parsed, echo=echo)
 
 
@@ -130,7 +134,9 @@ def _finish(
     for hint in HINTS:
         fields.raw(hint)
     fields.refuse_rest()
-    return ParsedBody(model, prompt, sampling, stream, include_usage, request_id, priority)
+    if stream and sampling.prompt_logprobs is not None:
+        raise RequestError("prompt_logprobs", "prompt_logprobs is for stream=false only: leave it out, or ask for echo and logprobs")
+    return ParsedBody(model, prompt, sampling, stream, include_usage, request_id, priority, sampling.prompt_logprobs)
 
 
 def _sampling(fields: Fields, limit: int | None) -> SamplingOptions:
@@ -155,6 +161,7 @@ def _sampling(fields: Fields, limit: int | None) -> SamplingOptions:
         frequency_penalty=fields.number("frequency_penalty"),
         logit_bias=_bias(fields.mapping("logit_bias")),
         n=fields.integer("n"),
+        prompt_logprobs=fields.integer("prompt_logprobs"),
     )
 
 

@@ -53,7 +53,9 @@ class WholeAnswer(Response):
                 echoed = await self._inference.tokenizer.text_of(self._request.prompt) if self._echo else ""
         except GatewayError as error:
             return error_response(error)
-        body = self._make_shape(answer.request_id, echoed).whole(pieces, answer.usage)
+        shape = self._make_shape(answer.request_id, echoed)
+        shape.prompted(answer.prompt, answer.prompt_logprobs)
+        body = shape.whole(pieces, answer.usage)
         return json_response(body, headers={"x-request-id": answer.request_id})
 
 
@@ -94,6 +96,7 @@ class StreamedAnswer(Response):
             last: list[dict[str, Any]] = []  # goes out with what comes next
             async for piece in answer:
                 if not self._started:
+                    shape.prompted(answer.prompt, answer.prompt_logprobs)
                     await self._start(send, answer.request_id)
                 first = [] if piece.choice in begun else shape.first(piece.choice)
                 begun.add(piece.choice)

@@ -30,11 +30,14 @@ def usage_body(usage: inference_pb2.Usage) -> dict[str, Any]:
 @dataclass(frozen=True, slots=True)
 class Style:
     """What of an answer's body the request chose. include_usage: every chunk has a usage field, null but in the last. echo: text that comes before
-    the answer's. spell: the bytes that a token stands for."""
+    the answer's. top_logprobs: of so many tokens with each of the answer's, and of the echo's. prompt_logprobs: the same of the prompt's, in a field
+    of their own. spell: the bytes that a token stands for."""
 
     spell: Callable[[int], bytes]
     include_usage: bool = False
     echo: str = ""
+    top_logprobs: int | None = None
+    prompt_logprobs: int | None = None
 
 
 class Shape(ABC):
@@ -43,6 +46,21 @@ class Shape(ABC):
     def __init__(self, answer_id: str, model: str, created_s: int, style: Style) -> None:
         self._head: dict[str, Any] = {"id": answer_id, "created": created_s, "model": model}
         self._style = style
+        self._prompt: Sequence[int] = ()
+        self._of_prompt: Sequence[inference_pb2.TokenLogprobs] = ()
+
+    def prompted(self, prompt: Sequence[int], logprobs: Sequence[inference_pb2.TokenLogprobs]) -> None:
+        """The prompt, and the log probabilities of its tokens behind the first where they were asked for: to be told before anything else."""
+        self._prompt, self._of_prompt = prompt, logprobs
+
+    def _prompt_logprobs(self) -> list[dict[str, Any] | None]:
+        """As vLLM has them: for each of the prompt's tokens by id, its own and the most probable ones'; null for the first."""
+        told: list[dict[str, Any] | None] = [None]
+        for token, said in zip(self._prompt[1:], self._of_prompt, strict=True):
+            best = list(zip(said.top_token_ids, said.top_logprobs, strict=True))[: self._style.prompt_logprobs]
+            entries = {other: (logprob, rank) for rank, (other, logprob) in enumerate(best, start=1)} | {token: (said.logprob, said.rank)}
+            told.append({str(i): {"logprob": value, "rank": rank, "decoded_token": self._spelt(i)} for i, (value, rank) in entries.items()})
+        return told
 
     def whole(self, pieces: Sequence[Piece], usage: inference_pb2.Usage) -> dict[str, Any]:
         """The body of an answer that is not streamed. pieces: of all choices."""
@@ -87,6 +105,10 @@ class Shape(ABC):
 
 
 class ChatShape(Shape):
+    def whole(self, pieces: Sequence[Piece], usage: inference_pb2.Usage) -> dict[str, Any]:
+        body = super().whole(pieces, usage)
+        return body if self._style.prompt_logprobs is None else body | {"prompt_logprobs": self._prompt_logprobs()}
+
     def _choice(self, pieces: Sequence[Piece]) -> dict[str, Any]:
         text, thought = "".join(piece.text for piece in pieces), "".join(piece.reasoning for piece in pieces)
         calls = _whole_calls([part for piece in pieces for part in piece.calls])
@@ -151,10 +173,37 @@ class CompletionShape(Shape):
         self._offsets: dict[int, int] = {}
 
     def _choice(self, pieces: Sequence[Piece]) -> dict[str, Any]:
-        return {"text": self._style.echo + "".join(piece.text for piece in pieces), "logprobs": self._logprobs(pieces)}
+        text = self._style.echo + "".join(piece.text for piece in pieces)
+        choice = {"text": text, "logprobs": _joined(self._echoed_logprobs(), self._logprobs(pieces))}
+        return choice if self._style.prompt_logprobs is None else choice | {"prompt_logprobs": self._prompt_logprobs()}
 
     def first(self, choice: int) -> list[dict[str, Any]]:
-        return [self._chunk(choice, {"text": self._style.echo, "finish_reason": None})] if self._style.echo else []
+        if not self._style.echo:
+            return []
+        return [self._chunk(choice, {"text": self._style.echo, "logprobs": self._echoed_logprobs(), "finish_reason": None})]
+
+    def _echoed_logprobs(self) -> dict[str, Any] | None:
+        """Of the prompt's tokens, where it is echoed and they are asked for; the first has none."""
+        if not self._style.echo or self._style.top_logprobs is None:
+            return None
+        told: dict[str, Any] = {"tokens": [], "token_logprobs": [], "top_logprobs": [], "text_offset": []}
+        offset = 0
+        for token, said in zip(self._prompt, [None, *self._of_prompt], strict=True):
+            text = self._spelt(token)
+            told["tokens"].append(text)
+            told["token_logprobs"].append(None if said is None else said.logprob)
+            told["top_logprobs"].append(None if said is None else self._top(token, said, self._style.top_logprobs))
+            told["text_offset"].append(offset)
+            offset += len(text)
+        return told
+
+    def _top(self, token: int, said: inference_pb2.TokenLogprobs, most: int | None = None) -> dict[str, float]:
+        """Where tokens spell alike, of the most probable ones the first is told."""
+        top: dict[str, float] = {}
+        best = list(zip(said.top_token_ids, said.top_logprobs, strict=True))[:most]
+        for other, logprob in (*best, (token, said.logprob)):
+            top.setdefault(self._spelt(other), logprob)
+        return top
 
     def piece(self, piece: Piece) -> dict[str, Any]:
         return self._chunk(piece.choice, {"text": piece.text, "logprobs": self._logprobs([piece]), "finish_reason": None})
@@ -166,18 +215,20 @@ class CompletionShape(Shape):
         return "text_completion"
 
     def _logprobs(self, pieces: Sequence[Piece]) -> dict[str, Any] | None:
-        """Where tokens spell alike, of the most probable ones the first is told."""
         tokens, values, tops, offsets = [], [], [], []
         for piece in pieces:
             for token, said in zip(piece.token_ids, piece.logprobs, strict=bool(piece.logprobs)):
                 text = self._spelt(token)
-                top: dict[str, float] = {}
-                for other, logprob in (*zip(said.top_token_ids, said.top_logprobs, strict=True), (token, said.logprob)):
-                    top.setdefault(self._spelt(other), logprob)
                 tokens.append(text)
                 values.append(said.logprob)
-                tops.append(top)
+                tops.append(self._top(token, said))
                 offset = self._offsets.get(piece.choice, len(self._style.echo))
                 offsets.append(offset)
                 self._offsets[piece.choice] = offset + len(text)
         return {"tokens": tokens, "token_logprobs": values, "top_logprobs": tops, "text_offset": offsets} if tokens else None
+
+
+def _joined(first: dict[str, Any] | None, second: dict[str, Any] | None) -> dict[str, Any] | None:
+    if first is None or second is None:
+        return first or second
+    return {name: [*first[name], *second[name]] for name in first}
