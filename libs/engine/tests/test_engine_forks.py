@@ -67,19 +67,20 @@ def test_four_answers_take_one_prefill_one_transfer_and_their_own_pages(tiny, le
 def test_whole_pages_of_the_prompt_are_held_once(tiny, caches):
     """21 tokens are five whole pages and one of one token: four answers of one token each hold 5 + 4 pages."""
     plain = engine(tiny.ours, prefix_cache=caches)
-    asked = family(prompts([21])[0], max_tokens=3)
-    for each in asked:
-        plain.add(each)
-    fewest = plain.stats().free_pages
-    events = []
-    while plain.has_work():
-        events += plain.step()
-        if len(answers(events)) == 4:
+    for first in (1, 11):  # what the first four leave behind takes nothing from the next four
+        asked = family(prompts([21])[0], first=first, max_tokens=3)
+        before = computed(plain)
+        for each in asked:
+            plain.add(each)
+        fewest = plain.stats().free_pages
+        events = []
+        while plain.has_work():
+            events += plain.step()
             fewest = min(fewest, plain.stats().free_pages)
-    assert plain.stats().total_pages - fewest == 5 + 4
-    assert answers(events) == alone(tiny.ours, asked)
-    assert computed(plain) == 21 + 3 + 4 * 2
-    assert_all_free(plain)
+        assert plain.stats().total_pages - fewest == 5 + 4
+        assert answers(events) == alone(tiny.ours, asked)
+        assert computed(plain) - before == (1 if caches and before else 21) + 3 + 4 * 2
+        assert_all_free(plain)
 
 
 def test_what_a_family_shared_is_nobody_elses_without_a_cache(tiny):

@@ -65,7 +65,7 @@ class PageBook:
         node = None
         if self._finds(sequence) and self._tree is not None and not (must_compute and sequence.wants_scores()):
             tokens = sequence.tokens[: len(sequence.tokens) - must_compute]
-            node = self._tree.match(sequence.request.cache_salt, tokens)
+            node = self._tree.match(self._salt(sequence), tokens)
             self.num_asked_tokens += len(sequence.tokens)
         sequence.num_resident = 0
         if node is not None and self._tree is not None:
@@ -93,10 +93,16 @@ class PageBook:
         """Of the pages that a sequence without any would be given, those that others hold anyway: they come out of nobody's free ones."""
         if self._tree is None or not self._finds(sequence):
             return 0
-        node = self._tree.match(sequence.request.cache_salt, sequence.tokens[:-1])
+        node = self._tree.match(self._salt(sequence), sequence.tokens[:-1])
         while node is not None and not node.refs:
             node = node.parent
         return node.depth if node is not None else 0
+
+    def _salt(self, sequence: Sequence) -> str:
+        """Whose pages a sequence may find and be found by: without a cache, those of one prompt's answers alone, also of no equal prompt that came
+        before, whose pages may still lie here."""
+        request = sequence.request
+        return request.cache_salt if self._caches else f"answers to {request.fork_of or request.room}"
 
     def _finds(self, sequence: Sequence) -> bool:
         return self._caches or bool(sequence.request.fork_of)
@@ -113,7 +119,7 @@ class PageBook:
             num_tokens = min(num_tokens, sequence.num_prompt)
         count = num_tokens // tree.page_size
         pages = [page for extent in sequence.pages.extents for page in range(extent.first, extent.end)][:count]
-        sequence.prefix, taken = tree.extend(sequence.request.cache_salt, sequence.prefix, sequence.tokens, pages)
+        sequence.prefix, taken = tree.extend(self._salt(sequence), sequence.prefix, sequence.tokens, pages)
         sequence.num_shared_pages += taken
 
     def release(self, sequence: Sequence) -> None:
