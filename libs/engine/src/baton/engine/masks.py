@@ -23,9 +23,9 @@ class Masks:
         """Before the plan is launched; returns at once. Only sequences that are held to a grammar and draw a token cost anything."""
         asked: list[Constraint] = []
         for piece in plan.slices:
-            sampling = piece.sequence.request.sampling
-            if piece.samples and sampling.grammar is not None:
-                sequence = piece.sequence
+            sequence = piece.sequence
+            sampling = sequence.request.sampling
+            if sampling.grammar is not None and piece.samples:
                 sampling.grammar.begin(sequence.tokens, sequence.num_prompt - sampling.answered_tokens)
                 asked.append(sampling.grammar)
         if not asked:

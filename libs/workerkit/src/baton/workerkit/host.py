@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from baton.engine.step_time import ADMIT, COMMIT, DELIVER, StepTime
-from baton.engine.types import EngineEvent, EngineStats, Failure, Request
+from baton.engine.types import EngineEvent, EngineStats, Failure, Request, Token
 from baton.servicekit import get_logger
 from baton.workerkit.errors import HostStoppedError
 
@@ -22,8 +22,8 @@ log = get_logger(__name__)
 
 Command = Callable[[], None]
 
-#: How old the engine's counts may be while it is busy.
-STATS_PERIOD_S = 0.02
+#: How old the engine's counts may be while it is busy, and nothing but tokens came of its steps.
+STATS_PERIOD_S = 0.1
 
 
 class HostedEngine(Protocol):
@@ -152,7 +152,7 @@ class EngineHost:
         self._step_time.lap(ADMIT)
         events = self._engine.step()
         now = time.monotonic()
-        if events or now - self._refreshed >= STATS_PERIOD_S:
+        if now - self._refreshed >= STATS_PERIOD_S or any(type(event) is not Token for event in events):
             self._refresh(now)
         self._step_time.lap(COMMIT)
         if events:
@@ -161,7 +161,7 @@ class EngineHost:
             self._step_time.lap(DELIVER)
 
     def _refresh(self, now: float) -> None:
-        """Takes a snapshot of the engine's counts: they cost a walk over its rooms, so not in every step."""
+        """Takes a snapshot of the engine's counts: they cost a walk over its rooms, so not after every step."""
         steps = self.stats.steps
         self.stats = self._engine.stats()
         self._refreshed = now

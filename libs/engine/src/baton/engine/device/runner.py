@@ -11,9 +11,10 @@ import torch
 from torch import Tensor
 
 from baton.engine.device.chunk_graphs import SIZES, ChunkGraphs, chunk_sizes
-from baton.engine.device.extras import Extra, Part, asked_of, part
+from baton.engine.device.extras import Extra, Part, part
 from baton.engine.device.model import DeviceModel
 from baton.engine.device.prompts import Prompts
+from baton.engine.device.seated import Seated, seated_of
 from baton.engine.device.seats import TOKEN, Seats
 from baton.engine.device.steps import DecodeSteps
 from baton.engine.given_up import GivenUp
@@ -137,6 +138,7 @@ class DeviceRunner:
             self._steps = DecodeSteps(model, pool, self._seats, batch_sizes(max_running), deterministic=deterministic, capture=on_graphs)
             self._steps.launches = self._prompts.launches
         self.launches = self._prompts.launches
+        self._rows: Seated | None = None
         self._gap: Gap | None = None
         self._ended: torch.cuda.Event | None = None
         with self._on_stream():
@@ -149,46 +151,51 @@ class DeviceRunner:
         with self._on_stream():
             self._pool.copy_pages(plan.copies)
             self._gap = None
-            singles: list[Slice] = []
-            chunks: list[Slice] = []
-            for piece in plan.slices:
-                (singles if self._is_step(piece) else chunks).append(piece)
+            slices = plan.slices
+            singles = [piece for piece in slices if piece.count == 1 and piece.samples] if self._seats is not None else []
             parts = [self._step(singles)] if singles else []
+            if len(singles) == len(slices):
+                return self._fetch(parts, list(range(len(singles))), None, [])
+            chunks = [piece for piece in slices if piece.count != 1 or not piece.samples] if singles else slices
             prompts, scores = scored_of(chunks), []
             if chunks:
                 also: Also | None = None if prompts is None else lambda hidden, head: scores.append(prompts.scores(hidden, head))
                 parts += self._chunks(chunks, layer_done, given_up, also)
                 self._ended = None
             place = {id(piece): index for index, piece in enumerate((*singles, *(each for each in chunks if each.samples)))}
-            order = [place[id(piece)] for piece in plan.slices if piece.samples]
+            order = [place[id(piece)] for piece in slices if piece.samples]
             return self._fetch(parts, order, prompts, scores)
 
     def release(self, sequence: Sequence) -> None:
         if self._seats is not None:
             self._seats.release(sequence)
 
-    def _is_step(self, piece: Slice) -> bool:
-        return self._seats is not None and piece.count == 1 and piece.samples
+    def _seated(self, seats: Seats, slices: List[Slice]) -> Seated:
+        """The rows of a step, who have seats from now on: most steps have the rows of the one before."""
+        sequences = [piece.sequence for piece in slices]
+        if self._rows is None or self._rows.version != seats.version or self._rows.sequences != sequences:
+            newcomers = [(piece.sequence, piece.start) for piece in slices if piece.sequence not in seats]
+            if newcomers:
+                seats.take(newcomers)
+            self._rows = seated_of(seats, sequences)
+        return self._rows
 
     def _step(self, slices: List[Slice]) -> Part:
         assert self._seats is not None
         assert self._steps is not None
-        newcomers = [(piece.sequence, piece.start) for piece in slices if piece.sequence not in self._seats]
-        if newcomers:
-            self._seats.take(newcomers)
-        self._seats.follow_pages([piece.sequence for piece in slices])
-        seats = [self._seats.of(piece.sequence) for piece in slices]
-        adjusted = [(row, piece, extra) for row, piece in enumerate(slices) if (extra := self._seats.extra(piece.sequence)) is not None]
+        rows = self._seated(self._seats, slices)
+        self._seats.follow_pages(rows.sequences)
+        adjusted = [(row, slices[row], extra) for row, extra in rows.extras]
         for row, piece, extra in adjusted:
-            extra.follow(piece, self._seats.wide[TOKEN, seats[row]])
+            extra.follow(piece, self._seats.wide[TOKEN, rows.seats[row]])
         began = self._moment()
         self._gap = None if began is None or self._ended is None else (self._ended, began)
-        tokens = self._steps.run(seats)
+        tokens = self._steps.run(rows.seats)
         self._ended = self._moment()
         for first in range(0, len(adjusted), ROWS_AT_ONCE):
             some = adjusted[first : first + ROWS_AT_ONCE]
             self._steps.redraw([row for row, _, _ in some], partial(_adjust, some))
-        asked = asked_of([piece.sequence.request.sampling for piece in slices])
+        asked = rows.asked
         return part(tokens, asked, self._steps.logits([row for row, _ in asked]) if asked else None)
 
     def _chunks(self, slices: List[Slice], layer_done: LayerDone | None, given_up: GivenUp | None, also: Also | None) -> list[Part]:

@@ -35,7 +35,10 @@ class Seats:
         self.small = torch.full((1 + MAX_STOP_TOKENS, num_seats + 1), -1, dtype=torch.int32, device=device)
         self.real = torch.zeros(3, num_seats + 1, dtype=torch.float32, device=device)
         self.table = torch.zeros(num_seats + 1, max_pages, dtype=torch.int32, device=device)
+        self._places = self.table.view(-1)
         self._free = list(range(num_seats))[::-1]
+        #: Changes whenever somebody takes a seat or gives one back.
+        self.version = 0
         self._taken: dict[Sequence, int] = {}
         self._num_pages: dict[Sequence, int] = {}
         self._extras: dict[Sequence, Extra] = {}
@@ -57,6 +60,7 @@ class Seats:
         """Gives the seat back, if there is one. Steps that were launched with it keep to the old values: the next owner's come after them."""
         seat = self._taken.pop(sequence, None)
         if seat is not None:
+            self.version += 1
             del self._num_pages[sequence]
             self._extras.pop(sequence, None)
             self._free.append(seat)
@@ -64,6 +68,7 @@ class Seats:
     def take(self, newcomers: List[tuple[Sequence, int]]) -> None:
         """Seats sequences; the number is the position of the token that they compute next. A token that the host does not know yet is put
         there by `set_tokens`."""
+        self.version += 1
         seats = []
         wide, small, real = [], [], []
         for sequence, position in newcomers:
@@ -97,18 +102,18 @@ class Seats:
 
     def follow_pages(self, sequences: List[Sequence]) -> None:
         """Takes over the pages that sequences have got since the last call."""
+        num_pages = self._num_pages
         places: list[int] = []
         pages: list[int] = []
-        for sequence in sequences:
-            known = self._num_pages[sequence]
-            if sequence.pages.num_pages != known:
-                start = self.of(sequence) * self.table.shape[1]
-                places += range(start + known, start + sequence.pages.num_pages)
-                pages += pages_from(sequence.pages, known)
-                self._num_pages[sequence] = sequence.pages.num_pages
+        for sequence in [each for each in sequences if each.pages.num_pages != num_pages[each]]:
+            known, now = num_pages[sequence], sequence.pages.num_pages
+            start = self.of(sequence) * self.table.shape[1]
+            places += range(start + known, start + now)
+            pages += pages_from(sequence.pages, known)
+            num_pages[sequence] = now
         if places:
-            index = upload(places, torch.int64, self._device)
-            self.table.view(-1).index_copy_(0, index, upload(pages, torch.int32, self._device))
+            both = upload([places, pages], torch.int64, self._device)
+            self._places.index_copy_(0, both[0], both[1].int())
 
 
 def pages_from(table: PageTable, first: int) -> list[int]:

@@ -74,8 +74,9 @@ class PlainScheduler:
     def resolve(self, plan: StepPlan, drawn: List[int | None], logprobs: Mapping[int, Logprobs] = NO_LOGPROBS) -> None:
         events = self._running.resolve(plan.slices, drawn, logprobs)
         for event in events:
-            if isinstance(event, Token) and not event.index:
-                self._begin_forks(event.room)
+            if isinstance(event, Token):
+                if not event.index:
+                    self._begin_forks(event.room)
             elif isinstance(event, (Finished, Failed)):
                 del self._rooms[event.room]
         self._events += events

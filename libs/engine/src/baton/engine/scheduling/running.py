@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Mapping
 from collections.abc import Sequence as List
 
 from baton.engine.page_book import PageBook
 from baton.engine.scheduling.failures import grammar_fault, not_finite
 from baton.engine.scheduling.sequence import NO_LOGPROBS, Limits, Sequence, Slice, StepPlan, told_of_prompts
-from baton.engine.types import EngineEvent, Failed, Finished, Logprobs, Role, Token
+from baton.engine.types import EngineEvent, Failed, Failure, Finished, Logprobs, Role, Token
 
 
 class RunningSet:
@@ -144,15 +145,22 @@ class RunningSet:
         """Decode rows first, then chunks of prompts, oldest first, within what the step has left for them. Grows page tables and may retract.
 
         Empty while pages are short and launched steps are unread: what they draw decides who pays."""
-        going = [sequence for sequence in self._running if not sequence.num_pending or self._may_run_ahead(sequence)]
+        longest = self._limits.max_model_len
+        going = [each for each in self._running if not each.num_pending or (each.runs_ahead and each.max_tokens_left(longest) > 0)]
         if not self._grow(going):
             return []
-        decoding = [sequence for sequence in going if sequence.num_computed == sequence.length - 1]
-        slices = [sequence.slice(1, samples=True) for sequence in decoding[: self._limits.max_running]]
-        budget = self._limits.prompt_budget(len(slices))
+        decoding: list[Sequence] = []
+        prompts: list[tuple[Sequence, int]] = []
         for sequence in going:
-            missing = sequence.length - sequence.num_computed
-            if missing > 1 and budget:
+            missing = len(sequence.tokens) + sequence.num_pending - sequence.num_computed
+            if missing == 1:
+                decoding.append(sequence)
+            elif missing > 1:
+                prompts.append((sequence, missing))
+        slices = [sequence.next_token() for sequence in decoding[: self._limits.max_running]]
+        budget = self._limits.prompt_budget(len(slices))
+        for sequence, missing in prompts:
+            if budget:
                 count = min(missing, budget)
                 budget -= count
                 slices.append(sequence.slice(count, samples=count == missing))
@@ -169,18 +177,16 @@ class RunningSet:
         logprobs: told with some of them, by their place in `drawn`."""
         self._num_launched -= 1
         events: list[EngineEvent] = []
-        tokens = iter(enumerate(drawn))
+        leaving, place = self._leaving, 0
         over: set[int] = set()
         for piece in slices:
             sequence = piece.sequence
             sequence.land(piece.samples)
-            place, token = next(tokens) if piece.samples else (-1, None)
-            if sequence in self._leaving:
+            if not piece.samples:
                 continue
-            if piece.samples:
-                events += self._take(piece, token, logprobs.get(place))
-                if not isinstance(events[-1], Token):
-                    over.add(sequence.room)
+            if (not leaving or sequence not in leaving) and not self._take(piece, drawn[place], logprobs.get(place), events):
+                over.add(sequence.room)
+            place += 1
         if over:
             self._drop(over)
         self._let_go()
@@ -195,25 +201,30 @@ class RunningSet:
         self._drop({room})
         self._let_go()
 
-    def _may_run_ahead(self, sequence: Sequence) -> bool:
-        """Whether the token behind one that is not read yet may be computed. What a grammar allows there depends on that one."""
-        return sequence.request.sampling.grammar is None and sequence.max_tokens_left(self._limits.max_model_len) > 0
-
-    def _take(self, piece: Slice, token: int | None, logprobs: Logprobs | None) -> list[EngineEvent]:
+    def _take(self, piece: Slice, token: int | None, logprobs: Logprobs | None, events: list[EngineEvent]) -> bool:
+        """Adds to `events` what the drawn token means. Whether the sequence goes on."""
         sequence = piece.sequence
-        if token is None and (fault := grammar_fault(sequence.request, self._role)) is not None:
-            return [Failed(sequence.room, fault)]
         if token is None:
-            sequence.num_sure = 0
-            self._book.damaged(sequence)
-            return [Failed(sequence.room, not_finite(self._role))]
+            events.append(Failed(sequence.room, self._fault(sequence)))
+            return False
         sequence.num_sure = piece.start + piece.count
         if piece.start < sequence.num_prompt:
             self._book.keep(sequence, sequence.num_sure)
         sequence.tokens.append(token)
-        drawn = Token(sequence.room, sequence.num_answered - 1, token, logprobs)
+        events.append(Token(sequence.room, sequence.num_answered - 1, token, logprobs))
         reason = sequence.finish_reason(self._limits.max_model_len)
-        return [drawn] if reason is None else [drawn, Finished(sequence.room, reason, sequence.num_answered)]
+        if reason is None:
+            return True
+        events.append(Finished(sequence.room, reason, sequence.num_answered))
+        return False
+
+    def _fault(self, sequence: Sequence) -> Failure:
+        """Why no token could be drawn."""
+        if (fault := grammar_fault(sequence.request, self._role)) is not None:
+            return fault
+        sequence.num_sure = 0
+        self._book.damaged(sequence)
+        return not_finite(self._role)
 
     def _drop(self, rooms: set[int]) -> None:
         for sequence in (*self._running, *self._retracted):
@@ -248,16 +259,19 @@ class RunningSet:
         """Every sequence of `going` gets pages for all of its tokens, oldest first; the youngest pays when there are none.
 
         False: pages are short, but who pays is known only when the launched steps are read."""
-        index = 0
-        while index < len(going):
-            sequence = going[index]
+        size = self._limits.page_size
+        short = deque(each for each in going if len(each.tokens) + each.num_pending > each.pages.num_pages * size)
+        while short:
+            sequence = short[0]
             missing = self._limits.pages_for(sequence.length) - sequence.pages.num_pages
-            if missing <= 0 or self._book.grow(sequence, missing, self._limits.headroom(sequence)):
-                index += 1
+            if self._book.grow(sequence, missing, self._limits.headroom(sequence)):
+                short.popleft()
             elif self._num_launched:
                 return False
             else:
                 youngest = going.pop()
+                if youngest is short[-1]:
+                    short.pop()
                 self._running.remove(youngest)
                 self._retract(youngest)
         return True

@@ -29,6 +29,10 @@ class Sequence:
 
     A sequence computes tokens [num_computed, length); when all are computed, the last one's logits give the next token.
     So a decode step, a prompt's chunk and the recompute after a retraction are the same thing with other numbers.
+
+    Of the request, which does not change meanwhile, and looked up once because every step asks: room, num_prompt, last_length (tokens with which
+    the answer is as long as was asked for), runs_ahead (the token behind one that is not read yet may be computed: what a grammar allows there
+    depends on that one).
     """
 
     request: Request
@@ -44,14 +48,17 @@ class Sequence:
     source: Sequence | None = None
     retracted: bool = False
     pages: PageTable = field(default_factory=PageTable)
+    room: int = field(init=False)
+    num_prompt: int = field(init=False)
+    last_length: int = field(init=False)
+    runs_ahead: bool = field(init=False)
 
-    @property
-    def room(self) -> int:
-        return self.request.room
-
-    @property
-    def num_prompt(self) -> int:
-        return len(self.request.prompt)
+    def __post_init__(self) -> None:
+        sampling = self.request.sampling
+        self.room = self.request.room
+        self.num_prompt = len(self.request.prompt)
+        self.last_length = self.num_prompt + sampling.max_tokens
+        self.runs_ahead = sampling.grammar is None
 
     @property
     def num_own_pages(self) -> int:
@@ -65,16 +72,17 @@ class Sequence:
 
     @property
     def num_answered(self) -> int:
-        return len(self.tokens) - len(self.request.prompt)
+        return len(self.tokens) - self.num_prompt
 
     def max_tokens_left(self, max_model_len: int) -> int:
         """How many tokens this sequence may still be extended by."""
-        return min(self.request.sampling.max_tokens - self.num_answered - self.num_pending, max_model_len - self.length)
+        return min(self.last_length, max_model_len) - len(self.tokens) - self.num_pending
 
     def launch(self, count: int, samples: bool) -> None:
         """`count` more tokens are being computed."""
         self.num_computed += count
-        self.num_scored = max(self.num_scored, self.num_computed)
+        if self.num_scored < self.num_computed:
+            self.num_scored = self.num_computed
         self.num_pending += samples
         self.num_in_flight += 1
 
@@ -93,21 +101,27 @@ class Sequence:
         scored = range(max(self.num_computed, self.num_scored), min(end, self.num_prompt - 1)) if self.wants_scores() else NOTHING
         return Slice(self, self.num_computed, count, samples, scored)
 
+    def next_token(self) -> Slice:
+        """Of a sequence that lacks its last token only: no token of the prompt is behind that one, and nothing is scored."""
+        return Slice(self, self.num_computed, 1, True)
+
     def finish_reason(self, max_model_len: int) -> FinishReason | None:
         """Whether the answer ends with the token that was appended last."""
         sampling = self.request.sampling
-        answered = self.num_answered
-        if answered >= sampling.min_tokens and self.tokens[-1] in sampling.stop_token_ids:
+        length = len(self.tokens)
+        if self.tokens[-1] in sampling.stop_token_ids and length - self.num_prompt >= sampling.min_tokens:
             return FinishReason.STOP
-        if answered >= sampling.max_tokens or len(self.tokens) >= max_model_len:
+        if length >= self.last_length or length >= max_model_len:
             return FinishReason.LENGTH
         return None
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Slice:
     """Tokens [start, start + count) of a sequence are computed in this step; `samples`: and the token after them is drawn. scored: those of them
-    behind which the prompt's next token is scored."""
+    behind which the prompt's next token is scored.
+
+    Never changed, and yet not frozen: a step makes one for each of its rows, and frozen ones take three times as long to make."""
 
     sequence: Sequence
     start: int
