@@ -300,7 +300,6 @@ async def tool_calls(fleet: Fleet) -> list[Any]:
     asked_for: list[dict[str, Any]] = [
         {"tool_choice": named, "temperature": 1, "seed": 3},
         {"tool_choice": "required", "parallel_tool_calls": False, "temperature": 1, "seed": 4},
-        {"tool_choice": "required", "parallel_tool_calls": False, "temperature": 0},
     ]
     found: list[Any] = []
     async with openai.AsyncOpenAI(**about(fleet)) as client:

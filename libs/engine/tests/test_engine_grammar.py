@@ -161,7 +161,7 @@ def test_an_answer_that_has_left_its_grammar_ends_alone(tiny, forms):
         plain.add(held(forms, 2, [5, 6, 7], DIGITS, temperature=1.0))
         found = ends(run(plain))
         assert isinstance(found[1], Failed)
-        assert (found[1].failure.code, found[1].failure.cause) == ("INVALID_ARGUMENT", "grammar_fault")
+        assert (found[1].failure.code, found[1].failure.origin, found[1].failure.cause) == ("INVALID_ARGUMENT", "client", "grammar_fault")
         assert found[2].reason is FinishReason.STOP
         assert_all_free(plain)
 

@@ -81,7 +81,7 @@ async def test_what_cannot_be_compiled_is_refused_before_the_engine(bench: Any, 
     async with gateway_type(bench) as gateway:
         await gateway.start(5, **held("start: nothing"))
         failed = (await gateway.read_until(5, "failed")).failed
-    assert (failed.code, failed.cause, failed.stage) == (3, "grammar_invalid", common_pb2.ROOM_STATE_WAITING)
+    assert (failed.code, failed.origin, failed.cause) == (3, common_pb2.ORIGIN_CLIENT, "grammar_invalid")
     assert "sampling.grammar" in failed.message
     assert "nothing" in failed.message
     assert [(room, failure.cause) for room, failure in bench.refused] == [(5, "grammar_invalid")]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import grpc
@@ -103,6 +104,7 @@ REFUSALS: list[tuple[dict[str, Any], str, str, str]] = [
     (kind(regex="(?=a)b"), "structured_outputs.regex", "structured_output", "look-around"),
     (kind(regex=""), "structured_outputs.regex", "structured_output", "empty"),
     (kind(grammar="start: nobody"), "structured_outputs.grammar", "structured_output", "nobody"),
+    (kind(grammar="start: <|nobody|>"), "structured_outputs.grammar", "structured_output", "nobody"),
     (kind(choice=[]), "structured_outputs.choice", "out_of_range", "[1, 1024]"),
     (kind(choice=["a", ""]), "structured_outputs.choice[1]", "structured_output", "empty"),
     (kind(choice=["a", 1]), "structured_outputs.choice[1]", "wrong_type", "string"),
@@ -148,10 +150,10 @@ async def test_a_server_that_would_answer_anything_gets_no_such_request(stack_of
 
 
 async def test_a_sound_grammar_is_looked_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    check = GrammarCheck()
+    check = GrammarCheck(Path())
     looked: list[str] = []
-    problem = structured._problem
-    monkeypatch.setattr(structured, "_problem", lambda grammar: looked.append(grammar) or problem(grammar))
+    problem = check._problem
+    monkeypatch.setattr(check, "_problem", lambda grammar: looked.append(grammar) or problem(grammar))
     monkeypatch.setattr(structured, "MAX_KNOWN_BYTES", 250)
     texts = [structured.regex(f"a{{{number}}}" + "x" * 60, "regex") for number in range(1, 5)]
     for each in (*texts, texts[-1], texts[0]):

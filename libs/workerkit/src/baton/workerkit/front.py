@@ -237,7 +237,7 @@ class WorkerFront:
             return  # the engine was lost meanwhile, and every room with it
         failure = entry.ending
         if failure is None and isinstance(made, GrammarError):
-            failure = Failure("INVALID_ARGUMENT", self._origin, "grammar_invalid", f"sampling.grammar cannot be compiled: {made}")
+            failure = Failure("INVALID_ARGUMENT", "client", "grammar_invalid", f"sampling.grammar cannot be compiled: {made}")
         if isinstance(made, Grammar) and failure is None:
             entry.request.sampling = replace(entry.request.sampling, grammar=made.constraint())
             self._submit(entry)

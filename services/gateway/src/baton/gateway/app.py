@@ -83,7 +83,7 @@ class Gateway:
         self._open_metrics = metrics or Metrics((), service="gateway", role="gateway", instance_id=instance_id)
         self._instance_id = instance_id
         self._tokenizer = tokenizer
-        self._grammars = GrammarCheck()
+        self._grammars = GrammarCheck(settings.model_path / "tokenizer.json")
         self._changes: asyncio.Queue[bool] = asyncio.Queue()
         self._tasks: list[asyncio.Task[None]] = []
         self._tls = TlsFiles(settings.tls)

@@ -48,13 +48,13 @@ def not_finite(role: Role) -> Failure:
     return Failure("INTERNAL", ORIGINS[role], "logits_not_finite", message)
 
 
-def grammar_fault(request: Request, role: Role) -> Failure | None:
-    """Why no token may come next, where a request's grammar is the reason."""
+def grammar_fault(request: Request) -> Failure | None:
+    """Why no token may come next, where a request's grammar is the reason: its client's, not this server's."""
     grammar = request.sampling.grammar
     if grammar is None or not grammar.fault:
         return None
     message = f"the answer cannot be held to its grammar any longer: {grammar.fault}; simplify the schema or grammar"
-    return Failure("INVALID_ARGUMENT", ORIGINS[role], "grammar_fault", message)
+    return Failure("INVALID_ARGUMENT", "client", "grammar_fault", message)
 
 
 def no_such_token(token: int, vocab_size: int) -> Failure:

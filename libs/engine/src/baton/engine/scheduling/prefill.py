@@ -177,7 +177,7 @@ class PrefillScheduler:
             state = self._rooms.get(piece.sequence.room)
             if state is None or state.sequence is not piece.sequence or state.stage is not Stage.COMPUTING:
                 continue  # it ended while its last chunk ran
-            if token is None and (fault := grammar_fault(state.sequence.request, Role.PREFILL)) is not None:
+            if token is None and (fault := grammar_fault(state.sequence.request)) is not None:
                 self._close(state, fault)
                 continue
             if token is None:

@@ -220,7 +220,7 @@ class RunningSet:
 
     def _fault(self, sequence: Sequence) -> Failure:
         """Why no token could be drawn."""
-        if (fault := grammar_fault(sequence.request, self._role)) is not None:
+        if (fault := grammar_fault(sequence.request)) is not None:
             return fault
         sequence.num_sure = 0
         self._book.damaged(sequence)
