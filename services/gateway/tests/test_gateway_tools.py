@@ -13,6 +13,7 @@ import pytest
 from gateway_harness import MODEL, Stack, greedy, start_stack
 from gateway_model import make_model_folder
 from openai.lib.streaming.chat import ChatCompletionStreamState
+from tokenizers import AddedToken, Tokenizer
 
 from baton.gateway.chat_template import ChatTemplate
 from baton.gateway.dialect import Dialect, dialect_of
@@ -223,6 +224,22 @@ async def test_a_call_that_is_demanded_is_held_to_its_schema(folder: Path) -> No
                     assert [(call.function.name, call.function.arguments) for call in message.tool_calls or []] == [("weather", town)]
             assert all('"town"' in start.sampling.grammar for start in (*stack.prefill.starts, *stack.decode.starts))
             await stack.settled()
+
+
+async def test_a_mark_that_is_a_special_token_is_seen(tmp_path: Path) -> None:
+    """Mistral's; other special tokens are still left out of the text."""
+    folder = make_model_folder(tmp_path / "tiny", TEMPLATE.replace("<tool_call>", "[TOOL_CALLS]"))
+    tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
+    tokenizer.add_special_tokens([AddedToken("[TOOL_CALLS]", special=True)])
+    tokenizer.save(str(folder / "tokenizer.json"))
+    answer = 'Now<|im_start|>[TOOL_CALLS][{"name": "weather", "arguments": {"town": "x"}}]'
+    async with start_stack(folder, answer=answer) as stack:
+        async with openai.AsyncOpenAI(base_url=f"{stack.http}/v1", api_key="unused", max_retries=0, timeout=20) as client:
+            request: dict[str, Any] = {"model": MODEL, "messages": [USER], "tools": [WEATHER], "max_tokens": 130}
+            message = (await client.chat.completions.create(**request)).choices[0].message
+        assert message.content == "Now"
+        assert [(call.function.name, call.function.arguments) for call in message.tool_calls or []] == [("weather", '{"town": "x"}')]
+        await stack.settled()
 
 
 async def test_results_of_tools_go_back_into_the_prompt(folder: Path) -> None:
