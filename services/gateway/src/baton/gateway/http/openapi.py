@@ -6,11 +6,11 @@ What a schema cannot say is said in words: prompt and answer together against th
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 from baton.gateway.gate import MAX_PRIORITY
 from baton.gateway.http.deadline import TIMEOUT_HEADER
-from baton.gateway.http.parse import CHAT_ROLES, DEFAULT_COMPLETION_TOKENS, HINTS
+from baton.gateway.http.openapi_parts import Schema, maybe, message, only, structures, tools
+from baton.gateway.http.parse import DEFAULT_COMPLETION_TOKENS, HINTS
 from baton.gateway.requests import MAX_REQUEST_ID_CHARS
 from baton.gateway.sampling import (
     LEAST_TOP_P,
@@ -23,10 +23,6 @@ from baton.gateway.sampling import (
     MAX_TOP_LOGPROBS,
     REPETITION_PENALTY,
 )
-from baton.gateway.structured import MAX_GRAMMAR_BYTES, MAX_TEXTS
-from baton.gateway.tools.offer import MAX_TOOLS, NAME_PATTERN
-
-Schema = dict[str, Any]
 
 _JSON, _EVENTS = "application/json", "text/event-stream"
 _ERROR = {"$ref": "#/components/schemas/Error"}
@@ -157,7 +153,7 @@ def _schemas(limits: Limits) -> Schema:
             "properties": {"model": {"type": "string", "const": limits.model}, "tokens": {"type": "array", "items": _token(limits)}},
             "additionalProperties": False,
         },
-        "Message": _message(),
+        "Message": message(),
         **_answers(),
     }
 
@@ -165,8 +161,8 @@ def _schemas(limits: Limits) -> Schema:
 def _tokenize_request(limits: Limits) -> Schema:
     common: Schema = {
         "model": {"type": "string", "const": limits.model},
-        "add_special_tokens": _only(True),
-        "add_generation_prompt": _only(True),
+        "add_special_tokens": only(True),
+        "add_generation_prompt": only(True),
     }
     kinds: tuple[Schema, Schema] = (
         {"prompt": {"type": "string"}},
@@ -181,11 +177,11 @@ def _chat_request(limits: Limits) -> Schema:
         "messages": {"type": "array", "minItems": 1, "items": _ref("Message")},
         "max_completion_tokens": _answer_limit(limits, "OpenAI's newer name of max_tokens; if both are given they must be equal."),
         "max_tokens": _answer_limit(limits, "Default: what is left of the context."),
-        "logprobs": _maybe("boolean", description="Log probabilities of the answer's tokens, a stop token's included; as the model gives them."),
-        "top_logprobs": _maybe("integer", minimum=0, maximum=MAX_TOP_LOGPROBS, description="Only with logprobs: true. Default 0."),
-        **_tools(),
-        "modalities": _only(["text"]),
-    } | _structures()
+        "logprobs": maybe("boolean", description="Log probabilities of the answer's tokens, a stop token's included; as the model gives them."),
+        "top_logprobs": maybe("integer", minimum=0, maximum=MAX_TOP_LOGPROBS, description="Only with logprobs: true. Default 0."),
+        **tools(),
+        "modalities": only(["text"]),
+    } | structures()
     return _request(own, "messages", limits)
 
 
@@ -198,67 +194,12 @@ def _completion_request(limits: Limits) -> Schema:
             "anyOf": [text, token_ids, {"type": "array", "minItems": 1, "maxItems": 1, "items": {"anyOf": [text, token_ids]}}],
         },
         "max_tokens": _answer_limit(limits, f"Default: {DEFAULT_COMPLETION_TOKENS}."),
-        "best_of": _only(1),
-        "logprobs": _maybe("integer", minimum=0, maximum=MAX_TOP_LOGPROBS, description="With each token the log probabilities of so many others."),
-        "echo": _maybe("boolean", description="The prompt's text before the answer's; with logprobs, its tokens' as well."),
-        "suffix": _only(""),
-    } | _structures()
+        "best_of": only(1),
+        "logprobs": maybe("integer", minimum=0, maximum=MAX_TOP_LOGPROBS, description="With each token the log probabilities of so many others."),
+        "echo": maybe("boolean", description="The prompt's text before the answer's; with logprobs, its tokens' as well."),
+        "suffix": only(""),
+    } | structures()
     return _request(own, "prompt", limits)
-
-
-def _tools() -> Schema:
-    name = {"type": "string", "pattern": NAME_PATTERN}
-    schema = {"type": ["object", "null"], "description": "A JSON schema of the arguments, an object's."}
-    function = {"name": name, "description": _maybe("string"), "parameters": schema, "strict": _maybe("boolean")}
-    tool = _function(function, ["name"], {})
-    named = _function({"name": name}, ["name"], {})
-    return {
-        "tools": _maybe("array", maxItems=MAX_TOOLS, items=tool, description="Functions that the model may call; no two of one name."),
-        "tool_choice": {
-            "description": "auto: the model decides; none: as without tools; required, a function: calls and no text, their arguments as its schema "
-            "has them. The last two need tools, and do not go with response_format or structured_outputs.",
-            "anyOf": [{"enum": ["none", "auto", "required", None]}, named],
-        },
-        "parallel_tool_calls": _maybe("boolean", description="false: at most one call."),
-    }
-
-
-def _function(properties: Schema, required: list[str], beside: Schema) -> Schema:
-    inner = {"type": "object", "required": required, "properties": properties, "additionalProperties": False}
-    whole: Schema = {"type": {"const": "function"}, "function": inner} | beside
-    return {"type": "object", "required": [name for name in whole if name != "index"], "properties": whole, "additionalProperties": False}
-
-
-def _structures() -> Schema:
-    """Schemas and grammars are data here: what cannot be compiled is refused in the library's own words."""
-    schema = {"type": "object", "description": "A JSON schema. A keyword that is not understood is refused."}
-    named = {"name": {"type": "string"}, "description": _maybe("string"), "strict": _maybe("boolean"), "schema": schema}
-    formats = [
-        {"type": "object", "required": ["type"], "properties": {"type": {"enum": ["text", "json_object"]}}, "additionalProperties": False},
-        {
-            "type": "object",
-            "required": ["type", "json_schema"],
-            "properties": {
-                "type": {"const": "json_schema"},
-                "json_schema": {"type": "object", "required": ["name", "schema"], "properties": named, "additionalProperties": False},
-            },
-            "additionalProperties": False,
-        },
-    ]
-    text = {"type": "string", "minLength": 1, "maxLength": MAX_GRAMMAR_BYTES}
-    kinds: Schema = {
-        "json": {"anyOf": [schema, text]},
-        "regex": text | {"description": "Matched by the whole answer; Rust's syntax."},
-        "choice": {"type": "array", "minItems": 1, "maxItems": MAX_TEXTS, "items": text},
-        "grammar": text | {"description": "Lark's syntax, as llguidance reads it; begins with `start`."},
-        "json_object": {"type": "boolean"},
-    }
-    one_of = [{"type": "object", "required": [name], "properties": {name: kind}, "additionalProperties": False} for name, kind in kinds.items()]
-    words = "What the answer must look like; not with min_tokens or ignore_eos. At most one of both. max_tokens, stop, stop_token_ids may cut it."
-    return {
-        "response_format": {"description": words, "default": None, "anyOf": [{"type": "null"}, *formats]},
-        "structured_outputs": {"description": words, "default": None, "anyOf": [{"type": "null"}, *one_of]},
-    }
 
 
 def _request(own: Schema, prompt: str, limits: Limits) -> Schema:
@@ -276,23 +217,23 @@ def _request(own: Schema, prompt: str, limits: Limits) -> Schema:
 def _sampling(limits: Limits) -> Schema:
     stop_string = {"type": "string", "minLength": 1, "maxLength": MAX_STOP_CHARS}
     return {
-        "temperature": _maybe("number", minimum=0, maximum=2, description="0 is greedy. Default 1."),
-        "top_p": _maybe("number", exclusiveMinimum=LEAST_TOP_P, maximum=1, description="Default 1. The least one is above 0 as a 32-bit number."),
-        "top_k": _maybe("integer", minimum=0, maximum=limits.vocab_size, description="Default 0: off."),
-        "min_p": _maybe("number", minimum=0, maximum=1, description="Default 0: off."),
-        "seed": _maybe("integer", minimum=-(2**63), maximum=2**64 - 1, description="Drawn when it is not given. Equal seeds, equal answers."),
-        "prompt_logprobs": _maybe("integer", minimum=0, maximum=MAX_TOP_LOGPROBS, description="Of the prompt's tokens. Only with stream: false."),
-        "n": _maybe("integer", minimum=1, maximum=MAX_CHOICES, description="Answers to the prompt, at most --max-rooms. Default 1."),
-        "min_tokens": _maybe("integer", minimum=0, description="At most max_tokens. Default 0."),
+        "temperature": maybe("number", minimum=0, maximum=2, description="0 is greedy. Default 1."),
+        "top_p": maybe("number", exclusiveMinimum=LEAST_TOP_P, maximum=1, description="Default 1. The least one is above 0 as a 32-bit number."),
+        "top_k": maybe("integer", minimum=0, maximum=limits.vocab_size, description="Default 0: off."),
+        "min_p": maybe("number", minimum=0, maximum=1, description="Default 0: off."),
+        "seed": maybe("integer", minimum=-(2**63), maximum=2**64 - 1, description="Drawn when it is not given. Equal seeds, equal answers."),
+        "prompt_logprobs": maybe("integer", minimum=0, maximum=MAX_TOP_LOGPROBS, description="Of the prompt's tokens. Only with stream: false."),
+        "n": maybe("integer", minimum=1, maximum=MAX_CHOICES, description="Answers to the prompt, at most --max-rooms. Default 1."),
+        "min_tokens": maybe("integer", minimum=0, description="At most max_tokens. Default 0."),
         "stop": {"anyOf": [stop_string, {"type": "array", "maxItems": MAX_STOP_STRINGS, "items": stop_string}, {"type": "null"}]},
-        "stop_token_ids": _maybe("array", maxItems=MAX_STOP_TOKEN_IDS, items=_token(limits)),
-        "ignore_eos": _maybe("boolean", description="Go on past the end-of-sequence token."),
-        "repetition_penalty": _maybe(
+        "stop_token_ids": maybe("array", maxItems=MAX_STOP_TOKEN_IDS, items=_token(limits)),
+        "ignore_eos": maybe("boolean", description="Go on past the end-of-sequence token."),
+        "repetition_penalty": maybe(
             "number", minimum=REPETITION_PENALTY[0], maximum=REPETITION_PENALTY[1], description="Of tokens in prompt and answer. Default 1: off."
         ),
-        "presence_penalty": _maybe("number", minimum=-2, maximum=2, description="Of tokens in the answer so far. Default 0: off."),
-        "frequency_penalty": _maybe("number", minimum=-2, maximum=2, description="The same, for each time. Default 0: off."),
-        "logit_bias": _maybe(
+        "presence_penalty": maybe("number", minimum=-2, maximum=2, description="Of tokens in the answer so far. Default 0: off."),
+        "frequency_penalty": maybe("number", minimum=-2, maximum=2, description="The same, for each time. Default 0: off."),
+        "logit_bias": maybe(
             "object",
             maxProperties=MAX_BIASED_TOKENS,
             propertyNames={"pattern": "^(0|[1-9][0-9]{0,9})$"},
@@ -303,62 +244,23 @@ def _sampling(limits: Limits) -> Schema:
 
 
 def _common() -> Schema:
-    options = {"include_usage": _maybe("boolean"), "include_obfuscation": _only(False)}
+    options = {"include_usage": maybe("boolean"), "include_obfuscation": only(False)}
     fields: Schema = {
-        "stream": _maybe("boolean", description="Answer with server-sent events."),
-        "stream_options": _maybe("object", properties=options, additionalProperties=False, description="Only with stream: true."),
-        "priority": _maybe("integer", minimum=-MAX_PRIORITY, maximum=MAX_PRIORITY, description="Lower is sooner, by a second each. Default 0."),
-        "request_id": _maybe("string", maxLength=MAX_REQUEST_ID_CHARS, pattern="^[ -~]*$", description="For logs and traces."),
+        "stream": maybe("boolean", description="Answer with server-sent events."),
+        "stream_options": maybe("object", properties=options, additionalProperties=False, description="Only with stream: true."),
+        "priority": maybe("integer", minimum=-MAX_PRIORITY, maximum=MAX_PRIORITY, description="Lower is sooner, by a second each. Default 0."),
+        "request_id": maybe("string", maxLength=MAX_REQUEST_ID_CHARS, pattern="^[ -~]*$", description="For logs and traces."),
     }
     return fields | {hint: {"description": "A hint; no answer depends on it."} for hint in HINTS}
 
 
-def _message() -> Schema:
-    part = {"type": "object", "required": ["type", "text"], "properties": {"type": {"const": "text"}, "text": {"type": "string"}}}
-    properties = {
-        "content": {"anyOf": [{"type": "string"}, {"type": "array", "items": part, "description": "Parts of text, which are joined."}]},
-        "name": _maybe("string"),
-        "annotations": _empty("array"),
-    } | {absent: _only() for absent in ("refusal", "audio", "function_call")}
-    call = _function({"name": {"type": "string"}, "arguments": {"type": "string"}}, ["name", "arguments"], {"id": {"type": "string"}, "index": {}})
-    calls = {"type": "array", "minItems": 1, "items": call, "description": "The arguments are a JSON object's text."}
-    thought = {"reasoning_content": _maybe("string", description="What was thought before.")}
-    no_calls = {"tool_calls": _empty("array")}
-    content: Schema = {"anyOf": [properties["content"], {"type": "null"}]}
-    kinds: list[tuple[Schema, Schema, str]] = [
-        ({"enum": [role for role in CHAT_ROLES if role not in ("assistant", "tool")]}, no_calls, "content"),
-        ({"const": "assistant"}, no_calls | thought, "content"),
-        ({"const": "assistant"}, {"content": content, "tool_calls": calls} | thought, "tool_calls"),
-        ({"const": "tool"}, no_calls | {"tool_call_id": _maybe("string", description="Which call it answers.")}, "content"),
-    ]
-    return {
-        "anyOf": [
-            {"type": "object", "required": ["role", needed], "properties": properties | more | {"role": role}, "additionalProperties": False}
-            for role, more, needed in kinds
-        ]
-    }
-
-
 def _answer_limit(limits: Limits, description: str) -> Schema:
     text = f"{description} Together with the prompt at most {limits.context_tokens} tokens."
-    return _maybe("integer", minimum=1, maximum=max(1, limits.context_tokens - 1), description=text)
+    return maybe("integer", minimum=1, maximum=max(1, limits.context_tokens - 1), description=text)
 
 
 def _token(limits: Limits) -> Schema:
     return {"type": "integer", "minimum": 0, "maximum": limits.vocab_size - 1}
-
-
-def _maybe(kind: str, **more: Any) -> Schema:
-    return {"type": [kind, "null"]} | more
-
-
-def _only(*values: Any) -> Schema:
-    """A feature of other servers: only its idle values are taken."""
-    return {"enum": [*values, None]}
-
-
-def _empty(kind: str) -> Schema:
-    return _maybe(kind, **{"maxItems" if kind == "array" else "maxProperties": 0})
 
 
 # --- bodies that come back --------------------------------------------------------------------------------------------------------
