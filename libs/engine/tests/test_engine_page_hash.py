@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 import torch
 
 from baton.engine import KVLayout, KVPool
-from baton.engine.device.page_hash import DevicePageHash
+from baton.engine.device.page_hash import DevicePageHash, blocks
 from baton.engine.types import Extent
 
 SMALL = KVLayout(num_layers=3, num_kv_heads=2, head_dim=8, page_size=4, num_pages=16, itemsize=2)
@@ -55,3 +56,37 @@ def test_one_changed_bit_and_two_swapped_pages_are_seen(where):
 def test_more_pages_than_there_are():
     with pytest.raises(ValueError, match="hold 2 pages"):
         DevicePageHash(filled(SMALL, 1)).of([Extent(0, 2)], 1, 2)
+
+
+def test_what_is_read_ahead_counts_as_it_was_last_said_to_be_complete():
+    pool, extents = filled(SMALL, 3), [Extent(7, 2), Extent(2, 3)]
+    digest = DevicePageHash(pool).open(extents, 1, 4)
+    for layer in range(SMALL.num_layers):
+        for values in pool.pages(layer):
+            values[2] += 1  # page 1 of the four: filled further by the next chunk
+    digest.ahead(range(2), 0, 2, None)
+    for layer in range(SMALL.num_layers):
+        for values in pool.pages(layer):
+            values[2] -= 1
+    digest.ahead(range(2), 1, 3, None)
+    digest.ahead(range(2, 3), 1, 1, None)
+    assert digest.value() == DevicePageHash(pool).of(extents, 1, 4)
+    pool.pages(0)[0][3] += 1  # read ahead already
+    assert digest.value() != DevicePageHash(pool).of(extents, 1, 4)
+    pool.pages(0)[0][3] -= 1
+    some = DevicePageHash(pool).open(extents, 1, 4, (1, 1))
+    some.ahead(range(3), 0, 4, None)
+    assert some.value() == DevicePageHash(pool).of(extents, 1, 4, (1, 1))
+
+
+@pytest.mark.parametrize(
+    ("wanted", "found"),
+    [
+        (["1111", "1111"], [(0, 2, 0, 4)]),
+        (["0000", "0000"], []),
+        (["1001", "1001", "0001"], [(0, 2, 0, 1), (0, 2, 3, 4), (2, 3, 3, 4)]),
+        (["0110", "1111", "0110"], [(0, 1, 1, 3), (1, 2, 0, 4), (2, 3, 1, 3)]),
+    ],
+)
+def test_what_is_left_is_read_in_blocks(wanted, found):
+    assert blocks(np.array([[cell == "1" for cell in row] for row in wanted])) == found

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import time
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import pytest
@@ -12,8 +13,10 @@ import pytest
 from baton.engine.ports import PublishedSlots, SendDone, SendFailed
 from baton.engine.types import Extent, Failure
 from baton.kvtransfer import digest
+from baton.prefill import exporter as exporter_module
 from baton.prefill.errors import BadPublicationError
 from baton.wire.v1 import common_pb2
+from baton.workerkit import HostPageHash
 from baton.workerkit.runs import digest_runs, slice_pages
 
 
@@ -369,3 +372,45 @@ def test_more_pages_than_the_pool_has_are_refused_before_they_are_counted_out(pr
     pages = [common_pb2.Extent(first=0, count=32)] * 2
     with pytest.raises(BadPublicationError, match="pages holds 64 pages, the pool has 32"):
         prefill.decode().publish(7, pages=pages)
+
+
+class RecordingHash:
+    """A page hash that keeps what it was told was complete."""
+
+    name = HostPageHash.name
+
+    def __init__(self, inner: HostPageHash) -> None:
+        self.inner, self.told = inner, []
+
+    def open(self, extents, first, count, heads=None):
+        self.opened = (list(extents), first, count, heads)
+        digest = self.inner.open(extents, first, count, heads)
+        digest.ahead = lambda *told: self.told.append(told)
+        return digest
+
+
+def test_device_memory_is_digested_while_later_layers_are_computed(prefill, target, monkeypatch) -> None:
+    """Two chunks, of which the second fills the last page of the first; the first page is resident and nobody's to digest."""
+    monkeypatch.setattr(exporter_module, "LAYERS_DIGESTED_AT_ONCE", 1)
+    monkeypatch.setattr(exporter_module, "_cuda_events", lambda ready: ())  # host memory here
+    recording = RecordingHash(HostPageHash(prefill.layout, partial(digest, prefill.region)))
+    prefill.exporter._rooms._page_hashes = [recording]
+    decode = prefill.decode()
+    prefill.expect(7)
+    prefill.start(7)
+    prefill.exporter.published(decode.publish(7, resident_tokens=4, digest=True))
+    events = [[object() for _ in range(prefill.layout.num_layers)] for _ in range(2)]
+    for chunk, (first, count) in enumerate(((0, 2), (1, 2))):
+        for layer in range(prefill.layout.num_layers):
+            prefill.exporter.layer_done(layer, [(7, first, count)], events[chunk][layer])
+    prefill.exporter.finish(7, 42)
+    assert isinstance(prefill.until_over(7), SendDone)
+    assert recording.opened == ([Extent(5, 3)], 1, 2, None)
+    assert recording.told == [
+        (range(1), 0, 1, events[0][0]),
+        (range(1, 2), 0, 1, events[0][1]),
+        (range(1), 0, 2, events[1][0]),
+        (range(1, 2), 0, 2, events[1][1]),
+    ]
+    prefill.until(lambda: bool(decode.bells))
+    assert decode.bells[0].digest == digest(decode.region, digest_runs(target, slice_pages([Extent(20, 2), Extent(3, 1)], 1, 2), 0, 2))

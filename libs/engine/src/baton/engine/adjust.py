@@ -11,7 +11,7 @@ import math
 import torch
 from torch import Tensor
 
-from baton.engine.device.upload import upload, upload_mask
+from baton.engine.device.upload import upload, upload_array
 from baton.engine.types import SamplingParams
 
 #: Token ids [n] int64 and what is added to the logit of each [n] float32.
@@ -38,7 +38,7 @@ def adjust(row: Tensor, params: SamplingParams, history: Tensor, num_answered: i
         tokens, values = bias or bias_of(params, row.device)
         row.index_add_(0, tokens, values)
     if params.grammar is not None:
-        row.masked_fill_(upload_mask(params.grammar.forbidden(), row.device), -math.inf)
+        row.masked_fill_(upload_array(params.grammar.forbidden(), row.device), -math.inf)
 
 
 def bias_of(params: SamplingParams, device: torch.device) -> Bias:

@@ -9,7 +9,7 @@ from baton.workerkit.host import EngineHost, HostedEngine
 from baton.workerkit.intake import DecodePeer, Limits, PrefillPeer
 from baton.workerkit.joining.settings import JoinSettings
 from baton.workerkit.metrics import StepMetrics
-from baton.workerkit.page_hash import HostPageHash, PageHash
+from baton.workerkit.page_hash import HostPageHash, PageHash, PagesDigest
 from baton.workerkit.progress import ProgressWatch
 from baton.workerkit.reaper import Reaper
 from baton.workerkit.refusing import RefusingInference
@@ -27,6 +27,7 @@ __all__ = [
     "JoinSettings",
     "Limits",
     "PageHash",
+    "PagesDigest",
     "PrefillPeer",
     "ProgressWatch",
     "Reaper",

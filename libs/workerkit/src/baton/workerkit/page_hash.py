@@ -3,11 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from functools import partial
 from typing import Protocol
 
 from baton.engine.layout import KVLayout
 from baton.engine.types import Extent
 from baton.workerkit.runs import digest_runs
+
+
+class PagesDigest(Protocol):
+    """The digest of some pages that are being computed. One thread at a time."""
+
+    def ahead(self, layers: range, first: int, count: int, ready: object) -> None:
+        """Pages [first, first + count) of these, in consecutive layers, are complete when `ready`, an event of their device, has fired. Waits for
+        nothing. Pages may come again, and count as they are then; those that never came are read with `value`."""
+
+    def value(self) -> int:
+        """64 bits, once all pages are complete. Waits for memory, not for a peer."""
 
 
 class PageHash(Protocol):
@@ -23,6 +35,9 @@ class PageHash(Protocol):
         heads: (first, count) of the pool's KV heads, of which alone the digest is: it equals that of a pool which has those heads only.
         None: all.
         """
+
+    def open(self, extents: Iterable[Extent], first: int, count: int, heads: tuple[int, int] | None = None) -> PagesDigest:
+        """The same, of pages that are not complete yet."""
 
 
 #: Which bytes of each token count: (bytes of a token, first, end).
@@ -45,3 +60,16 @@ class HostPageHash:
             head_bytes = layout.head_dim * layout.itemsize
             columns = (layout.num_kv_heads * head_bytes, heads[0] * head_bytes, sum(heads) * head_bytes)
         return self._hash_runs(digest_runs(layout, extents, first, count), columns)
+
+    def open(self, extents: Iterable[Extent], first: int, count: int, heads: tuple[int, int] | None = None) -> PagesDigest:
+        return _WhenAsked(partial(self.of, tuple(extents), first, count, heads))
+
+
+class _WhenAsked:
+    """Host memory is hashed as one stream of bytes, layer by layer: pages that come in chunks are not in its order."""
+
+    def __init__(self, of: Callable[[], int]) -> None:
+        self.value = of
+
+    def ahead(self, layers: range, first: int, count: int, ready: object) -> None:
+        pass

@@ -53,6 +53,8 @@ class RoomSend:
     answer_revoke: bool = False
     broken: bool = False
     last_layer_ns: int = 0
+    #: The first layer of the chunk under way that no digest was begun of.
+    undigested_layer: int = 0
     #: Of each `post` on every way, in order.
     posted_layers: list[int] = field(default_factory=list)
 
@@ -112,12 +114,21 @@ class RoomSend:
                 generation=self.publication.generation,
                 num_tokens=self.num_tokens,
                 first_token=self.first_token,
-                digest=write.digest(self.extents, first, count) if self.publication.digest else 0,
+                digest=write.digest(self.extents, first, count).value() if self.publication.digest else 0,
                 has_digest=self.publication.digest,
                 last_layer_ns=self.last_layer_ns,
             )
             for write in self.writes
         ]
+
+    def digest_ahead(self, layers: range, first_page: int, num_pages: int, ready: Sequence[object]) -> None:
+        """Starts to read pages of the prompt for the digests, where decode asked for them. ready: of each of our ranks. On the digests' thread."""
+        assert self.publication is not None
+        resident = self.publication.resident_pages
+        skip = max(resident - first_page, 0)
+        for write in self.writes:
+            digest = write.digest(self.extents, resident, self.layout.pages_for(self.num_tokens) - resident)
+            digest.ahead(layers, first_page + skip - resident, max(num_pages - skip, 0), ready[write.route.source_rank])
 
     def finish(self, doorbells: Sequence[Doorbell]) -> None:
         """Flush and ring, on every way. Raises what the handles' `finish` does."""

@@ -13,7 +13,7 @@ from baton.engine.types import Extent
 from baton.kvtransfer import Route, SpanArray, WriteHandle, route_spans
 from baton.kvtransfer.routes import own_heads
 from baton.kvtransfer.spans import PageArray
-from baton.workerkit import PageHash
+from baton.workerkit import PageHash, PagesDigest
 
 
 @dataclass(slots=True)
@@ -37,6 +37,7 @@ class RouteWrite:
     page_hash: PageHash
     doorbell: int
     _chunk: _Chunk | None = None
+    _digest: PagesDigest | None = None
 
     def post(self, layer: int, source_pages: PageArray, target_pages: PageArray, first: int, count: int, events: tuple[int, ...]) -> None:
         """Queues pages [first, first + count) of the prompt. events: of each of our ranks, or none. Raises what the handle's `post` does."""
@@ -49,6 +50,9 @@ class RouteWrite:
         spans = route_spans(self.route, self.source, self.target, 0, source_pages, target_pages, first, count)
         return _Chunk(first, count, spans, np.array([2 * self.source.plane_bytes, 2 * self.target.plane_bytes, 0], dtype=np.int64))
 
-    def digest(self, extents: Iterable[Extent], first: int, count: int) -> int:
-        """Of what went over this route: the same bytes in the same order as decode reads them. Takes a while."""
-        return self.page_hash.of(extents, first, count, own_heads(self.route.source_head, self.route.num_heads, self.source))
+    def digest(self, extents: Iterable[Extent], first: int, count: int) -> PagesDigest:
+        """Of what goes over this route, pages [first, first + count): the same bytes in the same order as decode reads them. The digests' thread."""
+        if self._digest is None:
+            heads = own_heads(self.route.source_head, self.route.num_heads, self.source)
+            self._digest = self.page_hash.open(extents, first, count, heads)
+        return self._digest

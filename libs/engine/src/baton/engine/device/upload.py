@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence as List
 from typing import Any
 
-import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
@@ -19,7 +18,7 @@ def upload(values: List[Any], dtype: torch.dtype, device: torch.device) -> Tenso
     return torch.tensor(values, dtype=dtype, pin_memory=True).to(device, non_blocking=True)
 
 
-def upload_mask(mask: NDArray[np.bool_], device: torch.device) -> Tensor:
+def upload_array(numbers: NDArray[Any], device: torch.device) -> Tensor:
     """The same for numbers that numpy has; on a CPU they are not copied."""
-    host = torch.from_numpy(mask)
+    host = torch.from_numpy(numbers)
     return host if device.type == "cpu" else host.pin_memory().to(device, non_blocking=True)
