@@ -83,6 +83,18 @@ def test_whole_pages_of_the_prompt_are_held_once(tiny, caches):
         assert_all_free(plain)
 
 
+def test_pages_that_are_shared_are_counted_once_when_forks_are_let_in(tiny):
+    """A prompt of half the pool: its forks come in beside it, because what they share with it comes out of nobody's free pages."""
+    plain = engine(tiny.ours, num_pages=20, growth_tokens=4)
+    for each in family(prompts([40])[0], max_tokens=6):
+        plain.add(each)
+    events = run(plain)
+    first_end = next(place for place, event in enumerate(events) if isinstance(event, Finished))
+    assert len(answers(events[:first_end])) == 4
+    assert plain.stats().extra["retractions"] == 0
+    assert_all_free(plain)
+
+
 def test_what_a_family_shared_is_nobody_elses_without_a_cache(tiny):
     plain = engine(tiny.ours)
     prompt = prompts([40])[0]

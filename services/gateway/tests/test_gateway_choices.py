@@ -212,11 +212,17 @@ async def test_a_stop_string_in_the_first_token_does_not_take_the_prompt_from_th
     messages: list[inference_pb2.GenerateResponse] = []
     while not any(message.finish_reason == STOP and message.choice == 0 for message in messages):
         messages.append(await call.read())
+    other = split.call()  # its starts would come behind aborts
+    await split.prefill.next_start(2)
+    await split.decode.wait(lambda: len(split.decode.starts) == 3)
     assert not split.prefill.aborts
     assert not split.decode.aborts
+    other.cancel()
+    await split.prefill.wait(lambda: len(split.prefill.aborts) == 1)
+    await split.decode.wait(lambda: len(split.decode.aborts) == 1)
     split.decode.event(source.room, kv_ready=worker_pb2.KvReady())
-    await split.prefill.wait(lambda: [abort.room for abort in split.prefill.aborts] == [source.room])
-    await split.decode.wait(lambda: [abort.room for abort in split.decode.aborts] == [source.room])
+    await split.prefill.wait(lambda: [abort.room for abort in split.prefill.aborts[1:]] == [source.room])
+    await split.decode.wait(lambda: [abort.room for abort in split.decode.aborts[1:]] == [source.room])
     split.decode.event(fork.room, prefill_started=worker_pb2.PrefillStarted())
     split.decode.tokens(fork.room, 0, [101, 2])
     split.decode.event(fork.room, finished=worker_pb2.Finished(reason=STOP, completion_tokens=2))
