@@ -22,9 +22,9 @@ from baton.engine.device.prompts import ChunkAttention
 from baton.engine.device.runner import batch_sizes
 from baton.engine.page_table import PageTable
 from baton.engine.pool import KVPool
-from baton.engine.scheduling.sequence import Sequence, Slice
+from baton.engine.scheduling.sequence import Sequence, Slice, StepPlan
 from baton.engine.step_time import PARTS
-from baton.engine.types import Extent, Failed
+from baton.engine.types import Extent, Failed, PrefillStarted, Token
 from baton.engine.weights import WeightReader
 
 DEVICE = torch.device(os.environ.get("BATON_ENGINE_DEVICE", "cpu"))
@@ -273,6 +273,38 @@ def test_where_the_hosts_part_of_steps_goes_is_told(model):
     assert min(parts[part] for part in ("admit", "schedule", "launch", "commit")) > 0
     assert parts["deliver"] == 0  # the host's, which is not here
     if DEVICE.type == "cuda":
+        # Steps of a model this small have run before the next is launched: the device stands still, and that is told as well.
         assert sum(idle_s is not None and 0 <= idle_s < took for _, idle_s in told) >= 15
     else:
         assert {idle_s for _, idle_s in told} == {None}
+
+
+def test_tokens_are_told_behind_the_launch_that_follows_and_all_else_at_once(tiny, model):
+    plain, said = engine(model), []
+    launch = plain._runner.launch
+    plain._runner.launch = lambda plan, *others: (said.append(plan), launch(plan, *others))[1]
+    plain.on_milestones(said.append)
+    asked = {room: prompts([9], seed=room)[0] for room in (1, 2)}
+    plain.add(request(1, asked[1], max_tokens=40))
+    while plain.has_work():
+        said.append(plain.step())
+        if sum(isinstance(each, StepPlan) for each in said) == 6 and plain.stats().rooms == 1:
+            plain.add(request(2, asked[2], max_tokens=8))
+    told = [each for each in said if each and not isinstance(each, StepPlan)]
+    assert answers([event for events in told for event in events]) == {1: tiny.greedy(asked[1], 40), 2: tiny.greedy(asked[2], 8)}
+    steps = [place for place, each in enumerate(said) if isinstance(each, StepPlan) and each.decodes_only]
+    behind = [said[place + 1] for place in steps]
+    assert sum(bool(events) and all(isinstance(event, Token) for event in events) for events in behind) >= 10
+    prompt = next(place for place, each in enumerate(said) if isinstance(each, StepPlan) and not each.decodes_only and len(each.slices) > 1)
+    assert any(isinstance(event, PrefillStarted) and event.room == 2 for event in said[prompt - 1])
+
+
+def test_rows_are_looked_up_again_when_a_seat_has_changed(model):
+    runner = engine(model)._runner
+    seats, sequence = runner._seats, Sequence(request(1, [1, 2, 3]), [1, 2, 3, 4], num_computed=3)
+    rows = runner._seated(seats, [sequence.next_token()])
+    assert runner._seated(seats, [sequence.next_token()]) is rows
+    runner.release(sequence)
+    assert sequence not in seats
+    assert runner._seated(seats, [sequence.next_token()]) is not rows
+    assert sequence in seats

@@ -19,6 +19,7 @@ from baton.engine.layout import KVLayout
 from baton.engine.loader import torch_dtype
 from baton.engine.masks import Masks
 from baton.engine.models.llama import LlamaModel
+from baton.engine.outbox import Outbox
 from baton.engine.page_book import PageBook
 from baton.engine.parallel.model import ShardedModel
 from baton.engine.parallel.pool import ShardedPool
@@ -34,7 +35,7 @@ from baton.engine.scheduling.plain import PlainScheduler
 from baton.engine.scheduling.prefill import PrefillScheduler
 from baton.engine.scheduling.sequence import NO_LOGPROBS, Limits, Sequence, StepPlan
 from baton.engine.short_of_memory import FEWER_GRAPHS, SHORTER_STEPS, asked_for
-from baton.engine.step_time import ADMIT, COMMIT, LAUNCH, SCHEDULE, WAIT, StepTime
+from baton.engine.step_time import ADMIT, COMMIT, DELIVER, LAUNCH, SCHEDULE, WAIT, StepTime
 from baton.engine.types import EngineEvent, EngineStats, Failure, Request, Role
 from baton.engine.warming import run_unasked
 
@@ -44,13 +45,13 @@ WAIT_S = 0.001
 
 @dataclass(frozen=True, slots=True)
 class Launched:
-    """A step under way. began: when it was launched. behind: while another one was unread."""
+    """A step under way. began: when it was launched. goes_on: what it computes had a decode step before, so the device had work all the time."""
 
     plan: StepPlan
     flight: Flight
     began: float
     given_up: GivenUp
-    behind: bool
+    goes_on: bool
 
 
 class Engine:
@@ -110,9 +111,9 @@ class Engine:
         self._max_batched = config.max_num_batched_tokens
         self._num_added = 0
         self._exporter = exporter
-        self._tell_milestones: Callable[[list[EngineEvent]], None] | None = None
         book = PageBook(PageAllocator(self.layout.num_pages), PrefixTree(config.page_size), caches=config.prefix_cache)
         self._scheduler = _scheduler(role, book, limits, exporter, importer, self._runner.release)
+        self._outbox = Outbox(self._scheduler.take_events)
         self._steps = 0
         self._num_computed_tokens = 0
         self._prompt_speed = PromptSpeed()
@@ -158,11 +159,13 @@ class Engine:
         self._runner.launches.clear()
 
     def on_milestones(self, tell: Callable[[list[EngineEvent]], None]) -> None:
-        """`tell` gets, on the engine's thread, what is known before a forward pass and between its layers; the step does not return it again.
+        """`tell` gets, on the engine's thread, what is known before a forward pass, between its layers and behind its launch; the step does not
+        return it again.
 
-        Without it a room that is bootstrapped, or whose transfer has begun, would be known only when a whole chunk is computed.
+        Without it a room that is bootstrapped, or whose transfer has begun, would be known only when a whole chunk is computed; and a device's next
+        step would be launched only when the tokens of the last one are told.
         """
-        self._tell_milestones = tell
+        self._outbox.tell = tell
 
     def on_step(self, tell: Callable[[float, int, int], None]) -> None:
         """`tell` gets, on the engine's thread, each step that has run: its seconds, its sequences, and its tokens. It returns at once."""
@@ -175,9 +178,12 @@ class Engine:
         self._scheduler.poll()
         self.step_time.lap(ADMIT)
         launched = len(self._flights) <= self._runner.depth and self._launch()
+        if self._outbox.has_kept:
+            self._outbox.tell_all()
+            self.step_time.lap(DELIVER)
         if self._flights and not (launched and len(self._flights) <= self._runner.depth):
             self._read(WAIT_S)
-        events = self._scheduler.take_events()
+        events = self._outbox.rest(launch_follows=self._decodes_on())
         self.step_time.lap(COMMIT)
         return events
 
@@ -190,14 +196,15 @@ class Engine:
         if not plan.slices:
             self.step_time.lap(SCHEDULE)
             return False
-        self._tell()
+        self._tell_before(plan)
         self._masks.begin(plan)
         self._scheduler.advance(plan)
         began = self._clock()
         self._hand_over_resident(plan)
-        given_up, behind = GivenUp([piece.sequence.room for piece in plan.slices], self._ending), bool(self._flights)
+        given_up = GivenUp([piece.sequence.room for piece in plan.slices], self._ending)
+        goes_on = any(piece.start > piece.sequence.num_prompt for piece in plan.slices)
         self.step_time.lap(SCHEDULE)
-        self._flights.append(Launched(plan, self._runner.launch(plan, self._layer_done(plan), given_up), began, given_up, behind))
+        self._flights.append(Launched(plan, self._runner.launch(plan, self._layer_done(plan), given_up), began, given_up, goes_on))
         self.step_time.lap(LAUNCH)
         if given_up.at is not None:
             # At once: what they have not computed must be in no further plan, and told to nobody.
@@ -220,12 +227,12 @@ class Engine:
             self._scheduler.resolve(launched.plan, drawn, NO_LOGPROBS if left else launched.flight.logprobs())
             self._count(launched)
             self.step_time.lap(COMMIT)
-            self.step_time.end(launched.flight.idle_s() if launched.behind and self.step_time.is_told else None)
+            self.step_time.end(launched.flight.idle_s() if launched.goes_on and self.step_time.is_told else None)
             timeout_s = 0.0
 
     def has_work(self) -> bool:
         """False: another step would do nothing until a command, a wake of the port or a reap."""
-        return bool(self._flights) or self._scheduler.has_work()
+        return bool(self._flights) or self._outbox.has_kept or self._scheduler.has_work()
 
     def stats(self) -> EngineStats:
         stats = self._scheduler.stats()
@@ -253,14 +260,22 @@ class Engine:
             if isinstance(self._scheduler, PrefillScheduler):
                 self._scheduler.poll_started()
             self._read(0.0)  # a first token that waits for the launch of the next prompt is late for nothing
-            self._tell()
+            self._outbox.tell_all()
             self.step_time.lap(COMMIT)
 
         return layer_done
 
-    def _tell(self) -> None:
-        if self._tell_milestones is not None and (events := self._scheduler.take_events()):
-            self._tell_milestones(events)
+    def _tell_before(self, plan: StepPlan) -> None:
+        """Launching prompts may take milliseconds, and on a CPU it is the computing: nothing waits for that."""
+        if self._runner.depth and plan.decodes_only:
+            self._outbox.tell_news()
+        else:
+            self._outbox.tell_all()
+
+    def _decodes_on(self) -> bool:
+        """Whether the next call launches a step at once, on a device that computes beside the host."""
+        beside = self.role is not Role.PREFILL and self._runner.depth > 0
+        return beside and len(self._flights) <= self._runner.depth and self._scheduler.has_work()
 
     def _count(self, launched: Launched) -> None:
         """A step may have waited for the one before it; one that was given up says nothing about speed."""

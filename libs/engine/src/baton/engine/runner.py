@@ -40,8 +40,8 @@ class Flight(Protocol):
         """Of prompts' own tokens, by slice, where they are asked for. Under the same conditions."""
 
     def idle_s(self) -> float | None:
-        """Seconds that the device stood still between the decode step launched before this one and this one. None: it is none, or runs on a CPU, or
-        prompts were computed between them. Only after `wait` said True."""
+        """Seconds that the device stood still between the decode step launched before this one and this one, whether or not it had work. None: it is
+        none, or runs on a CPU, or prompts were computed between them. Only after `wait` said True."""
 
 
 class Runner(Protocol):

@@ -91,7 +91,7 @@ class EngineHost:
         """Starts the thread. `deliver` gets every batch and `on_failure` the exception that ended the engine; both run on the engine's thread."""
         self._deliver = deliver
         self._on_failure = on_failure
-        self._engine.on_milestones(lambda events: deliver(Batch(events, time.monotonic())))
+        self._engine.on_milestones(self._tell)
         self._thread.start()
 
     @property
@@ -120,6 +120,11 @@ class EngineHost:
         self._wake.set()
         if self._thread.ident is not None:
             self._thread.join()
+
+    def _tell(self, events: list[EngineEvent]) -> None:
+        now = time.monotonic()
+        self.pulse.last_progress = now
+        self._deliver(Batch(events, now))
 
     def _command(self, command: Command) -> None:
         if self.error is not None or self._stopping:

@@ -140,6 +140,11 @@ class StepPlan:
     resident: tuple[tuple[int, int, int], ...] = ()
     copies: tuple[tuple[int, int], ...] = ()
 
+    @property
+    def decodes_only(self) -> bool:
+        """Whether no row is of a chunk of a prompt: those are behind the decode rows."""
+        return bool(self.slices) and self.slices[-1].count == 1 and self.slices[-1].samples
+
 
 @dataclass(frozen=True, slots=True)
 class Limits:
