@@ -8,8 +8,8 @@ from typing import Any
 import grpc
 import httpx
 import pytest
-from gateway_harness import MODEL, Stack, ask, eventually, failure_of, greedy
-from gateway_worker import ScriptedWorker, by_the_book, scripted_prompt_logprobs
+from gateway_harness import MODEL, Stack, ask, eventually, failure_of, greedy, rest
+from gateway_worker import ScriptedWorker, by_the_book, scripted_prompt_logprobs, silence
 
 from baton.gateway import grpc_front
 from baton.wire.v1 import common_pb2, worker_pb2
@@ -46,6 +46,26 @@ async def test_over_grpc_they_come_before_the_answer(stack_of: StackOf, monkeypa
     for worker in stack.workers:
         for fork in (start for start in worker.starts if start.HasField("fork")):
             assert not fork.sampling.HasField("prompt_logprobs")
+
+
+async def test_another_answer_that_is_sooner_waits_for_them(split: Stack) -> None:
+    """Prefill's word comes over another stream than what decode makes of forks."""
+
+    async def forks_only(worker: ScriptedWorker, start: worker_pb2.Start) -> None:
+        if start.HasField("fork"):
+            await by_the_book(worker, start)
+
+    split.script(silence, forks_only)
+    call = split.call(ask(sampling=greedy(prompt_logprobs=1, n=2)))
+    start = await split.prefill.next_start()
+    await eventually(lambda: split.gateway.rooms.outcomes["success"] == 1)  # the fork's whole answer is here
+    split.script(by_the_book, by_the_book)
+    await by_the_book(split.prefill, start)
+    await by_the_book(split.decode, next(one for one in split.decode.starts if one.room == start.room))
+    messages = await rest(call)
+    assert messages[0].request_id
+    assert messages[1].prompt_logprobs
+    assert {message.choice for message in messages} == {0, 1}
 
 
 async def test_who_did_not_ask_is_told_nothing(split: Stack) -> None:
