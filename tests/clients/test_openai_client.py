@@ -194,7 +194,8 @@ def is_one(text: str) -> bool:
 
 def test_a_hundred_sampled_answers_are_all_of_the_schema(shm_fleet: Fleet, split_bodies: dict[str, dict[str, Any]]) -> None:
     """Beside one another, at temperature 1; and the end of each comes from the model, not from max_tokens."""
-    held = {"response_format": {"type": "json_schema", "json_schema": {"name": "person", "schema": SCHEMA}}, "max_tokens": 80}
+    held: dict[str, Any] = {"response_format": {"type": "json_schema", "json_schema": {"name": "person", "schema": SCHEMA}}, "max_tokens": 80}
+    held["messages"] = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Invent somebody."}]
 
     async def hundred() -> list[Any]:
         async with openai.AsyncOpenAI(**about(shm_fleet)) as client:
