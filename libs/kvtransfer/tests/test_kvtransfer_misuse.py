@@ -156,6 +156,7 @@ print(*said, sep="\\n")
 """
 
 
+@pytest.mark.skipif("BATON_SANITIZED" in os.environ, reason="a sanitizer looks at memory through a pipe, and takes it for broken where none is left")
 @pytest.mark.parametrize("transport", ["shm", "tcp"])
 def test_too_few_descriptors_are_named_and_nothing_of_it_stays(transport: str) -> None:
     done = run(DESCRIPTORS, transport)
