@@ -224,7 +224,7 @@ _WORK = (
                "commit (tokens become events), deliver (to the front's thread); reply is the front's processor time from batch to batch of events.",
                always=True, part=("admit", "schedule", "launch", "wait", "commit", "deliver", "reply")),
     _histogram("baton.step.idle", "s", WORKERS, _HOST_S,
-               "Time for which the GPU stood still between two decode steps, of those that are launched before the one before them is read.",
+               "Time for which the GPU stood still between two decode steps, of those that go on with an answer of the one before.",
                always=True),
     _counter("baton.step.launches", "{launch}", WORKERS,
              "Decode batches and chunks of prompts on a GPU: replayed as a captured graph (graph hits), or launched kernel by kernel.",
