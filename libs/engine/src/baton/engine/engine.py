@@ -183,7 +183,7 @@ class Engine:
             self.step_time.lap(DELIVER)
         if self._flights and not (launched and len(self._flights) <= self._runner.depth):
             self._read(WAIT_S)
-        events = self._outbox.rest(launch_follows=self._decodes_on())
+        events = self._outbox.rest(self._decodes_on)
         self.step_time.lap(COMMIT)
         return events
 

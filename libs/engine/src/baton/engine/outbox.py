@@ -35,10 +35,10 @@ class Outbox:
             events, self._kept = self._kept + news, []
             self.tell(events)
 
-    def rest(self, *, launch_follows: bool) -> list[EngineEvent]:
+    def rest(self, launch_follows: Callable[[], bool]) -> list[EngineEvent]:
         """What a step returns, in order; nothing where it is told behind the launch that follows."""
         events = self._all()
-        if launch_follows and self.tell is not None and all(type(event) is Token for event in events):
+        if events and self.tell is not None and all(type(event) is Token for event in events) and launch_follows():
             self._kept = events
             return []
         return events
