@@ -29,7 +29,7 @@ Three more variables are read: `BATON_UCX_LIBRARY` (path of a libucp.so.0 to use
 
 A trace goes from the client's own headers (W3C trace context) through gateway, prefill, the transfer (a span for each group of layers and transfer
 queue) and decode; a room's states are events of its spans. `OTEL_TRACES_SAMPLER` chooses which requests are traced. One whose room fails is, all the
-same, by every server that saw it fail: spans that are not chosen are recorded and kept for a while (those of the last 512 traces), and sent when one
+same, by all that had a part in it: spans that are not chosen are recorded and kept for a while (those of the last 512 traces), and sent when one
 of their trace says so. A client that leaves, or a request that is refused, is no failure. `--no-traces-failures` turns that off, and with it its
 cost, about 0.05 ms of processor time a request.
 

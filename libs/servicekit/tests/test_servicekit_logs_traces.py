@@ -62,6 +62,14 @@ def test_level_and_exception() -> None:
     assert "ValueError: broken" in str(only["exception"])
 
 
+def test_no_client_writes_into_the_log_by_a_trace_header() -> None:
+    stream = io.StringIO()
+    configure_logs(LogSettings(), service="s", instance_id="i", stream=stream)
+    extract([("traceparent", "x" * 7000)])
+    extract([("traceparent", "-".join(("00", "a" * 32, "b" * 16, "01"))), ("tracestate", "mine=" + "secret" * 1000)])
+    assert stream.getvalue() == ""
+
+
 def test_console_format_is_for_people() -> None:
     stream = io.StringIO()
     configure_logs(LogSettings(format="console"), service="s", instance_id="i", stream=stream)

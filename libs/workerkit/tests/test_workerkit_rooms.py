@@ -7,6 +7,10 @@ import time
 from dataclasses import replace
 
 import pytest
+from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+from opentelemetry.sdk.trace.sampling import ALWAYS_OFF
 from opentelemetry.trace import INVALID_SPAN
 
 from baton.engine.fingerprint import Fingerprint
@@ -25,9 +29,11 @@ from baton.engine.types import (
     TransferStarted,
     TransferStats,
 )
+from baton.servicekit.failed_traces import FailedTraces, RecordAll
 from baton.wire.v1 import common_pb2, worker_pb2
 from baton.workerkit import Limits, Reaper, RefusedError, differences, fingerprint_to_wire
 from baton.workerkit.convert import event_to_wire, failure_from_wire, failure_to_wire, load_to_wire
+from baton.workerkit.ended_legs import MAX_LEGS, EndedLegs
 from baton.workerkit.intake import DecodePeer, PrefillPeer, take
 from baton.workerkit.rooms import OpenRoom, RoomTable, ends, open_room
 
@@ -77,6 +83,35 @@ def test_ended_rooms_are_remembered_up_to_a_bound() -> None:
         table.remove(number)
     assert [table.was_used(number) for number in (1, 2, 3)] == [False, True, True]
     assert len(table) == 0
+
+
+def test_a_leg_that_ended_well_is_traced_when_its_room_fails_elsewhere() -> None:
+    exporter, provider = InMemorySpanExporter(), TracerProvider(sampler=RecordAll(ALWAYS_OFF))
+    provider.add_span_processor(FailedTraces(SimpleSpanProcessor(exporter)))
+    tracer = provider.get_tracer("test")
+    legs = EndedLegs(tracer)
+    for room in range(MAX_LEGS + 2):
+        span = tracer.start_span(f"leg {room}")
+        legs.add(room, span)
+        span.end()
+    lost, gone = Failure("UNAVAILABLE", "decode", "decode_lost", ""), Failure("CANCELLED", "client", "client_gone", "")
+    told = {room: legs.failed(room, failure) for room, failure in ((1, lost), (MAX_LEGS, gone), (MAX_LEGS + 1, lost))}
+    assert told == {1: False, MAX_LEGS: True, MAX_LEGS + 1: True}  # the oldest two were forgotten; nobody failed a client that left
+    leg, word = exporter.get_finished_spans()
+    assert (leg.name, word.name) == (f"leg {MAX_LEGS + 1}", "room failed elsewhere")
+    assert word.parent is not None
+    assert leg.context is not None
+    assert (word.parent.trace_id, word.parent.span_id) == (leg.context.trace_id, leg.context.span_id)
+    assert not legs.failed(MAX_LEGS + 1, lost)
+
+
+def test_a_rooms_lines_name_its_other_half_and_its_trace() -> None:
+    span = TracerProvider().get_tracer("test").start_span("leg")
+    for peer, name in ((PrefillPeer("decode-7"), "decode-7"), (DecodePeer("there:1", "prefill-7"), "prefill-7")):
+        named = OpenRoom(Request(5, [1], SamplingParams(), peer=peer), "owner", span, 0.0).names()
+        assert named.pop("span_id")
+        assert named == {"room": 5, "peer": name, "trace_id": format(span.get_span_context().trace_id, "032x")}
+    assert entry(room=6).names() == {"room": 6}
 
 
 async def test_the_reaper_fires_in_order_and_each_once() -> None:

@@ -117,6 +117,8 @@ async def test_a_stop_string_cuts_the_answer_and_ends_the_legs(stack_of: Callabl
     assert "rty t" in spelled
     assert "rty t" not in stack.tokenizer.decode(reply.ids[:-1])
     await stack.settled()
+    (abort,) = stack.decode.aborts
+    assert (abort.failure.cause, abort.failure.origin) == ("stop_string", common_pb2.ORIGIN_CLIENT)  # no server counts a failure that alerts look at
 
 
 async def test_a_seed_is_drawn_and_reported(split: Stack) -> None:

@@ -117,6 +117,31 @@ async def test_every_line_of_a_request_has_its_room_and_its_trace(stack_of: Stac
     assert "nobody reads this" not in logged.getvalue()
 
 
+@pytest.mark.parametrize(
+    ("path", "what"),
+    [
+        ("completions", {"prompt": {"text": "nobody reads this"}}),
+        ("completions", {"prompt": "x", "model": "nobody reads this"}),
+        ("chat/completions", {"messages": "nobody reads this"}),
+        ("chat/completions", {"messages": [{"role": "user", "content": [{"type": "nobody reads this"}]}]}),
+        (
+            "completions",
+            {"prompt": "x", "response_format": {"type": "json_schema", "json_schema": {"name": "a", "schema": {"type": "nobody reads this"}}}},
+        ),
+    ],
+)
+async def test_a_request_that_is_refused_is_quoted_to_its_client_and_not_in_the_log(
+    split: Stack, logged: io.StringIO, path: str, what: dict[str, Any]
+) -> None:
+    async with httpx.AsyncClient(base_url=split.http, timeout=20) as client:
+        told = await client.post(f"/v1/{path}", json={"model": MODEL} | what)
+    assert told.status_code in (400, 404)
+    (line,) = [line for line in map(json.loads, logged.getvalue().splitlines()) if line["event"] == "request refused"]
+    assert line["cause"] == told.json()["error"]["code"]
+    assert "nobody reads this" in told.text
+    assert "nobody reads this" not in logged.getvalue()
+
+
 async def _failing(worker: Any, start: Any) -> None:
     worker.fail(start.room, grpc.StatusCode.UNAVAILABLE, "as_scripted")
 

@@ -14,6 +14,8 @@ from baton.servicekit.groups import LogSettings
 
 #: Chatty libraries: their debug lines are never ours.
 _QUIET = ("asyncio", "grpc", "opentelemetry", "urllib3")
+#: Warns of trace headers that are none, with what is in them: any client could fill the log with its own words.
+_CLIENTS_WORDS = "opentelemetry.trace"
 
 
 def configure_logs(settings: LogSettings, *, service: str, instance_id: str, stream: TextIO | None = None) -> None:
@@ -47,6 +49,7 @@ def configure_logs(settings: LogSettings, *, service: str, instance_id: str, str
     root.setLevel(level)
     for name in _QUIET:
         logging.getLogger(name).setLevel(max(level, logging.WARNING))
+    logging.getLogger(_CLIENTS_WORDS).setLevel(logging.ERROR)
 
 
 def get_logger(name: str) -> structlog.stdlib.BoundLogger:

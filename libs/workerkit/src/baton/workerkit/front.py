@@ -17,6 +17,7 @@ from baton.servicekit import FailedRoom, Metrics, extract_traceparent, get_logge
 from baton.wire.status import stage_name
 from baton.wire.v1 import common_pb2, worker_pb2
 from baton.workerkit.convert import ROLES, event_to_wire, failure_to_wire, load_to_wire
+from baton.workerkit.ended_legs import EndedLegs
 from baton.workerkit.errors import HostStoppedError, RefusedError
 from baton.workerkit.grammar_desk import GrammarDesk
 from baton.workerkit.host import Batch, EngineHost
@@ -74,6 +75,7 @@ class WorkerFront:
         self._grammars = GrammarDesk(grammars)
         self._max_rooms = max_rooms
         self._tracer = tracer
+        self._ended_legs = EndedLegs(tracer)
         self._on_refused = on_refused or (lambda room, failure: None)
         self._on_peers = on_peers or (lambda addresses: None)
         self._on_lost = on_lost or (lambda error: None)
@@ -201,10 +203,11 @@ class WorkerFront:
             self._submit(entry)
 
     def abort_room(self, room: int, failure: Failure) -> None:
-        """Ends a room; unknown ones are ignored (the abort crossed the room's own end)."""
+        """Ends a room. One whose leg here is over has failed elsewhere: that is for its trace. Unknown ones are ignored."""
         entry = self._rooms.get(room)
         if entry is None:
-            self.counters["abort_unknown"] += 1
+            if not self._ended_legs.failed(room, failure):
+                self.counters["abort_unknown"] += 1
             return
         self._abort(entry, failure)
 
@@ -319,6 +322,7 @@ class WorkerFront:
             self._count_failure(entry, event.failure)
         else:
             self.counters["succeeded"] += 1
+            self._ended_legs.add(entry.room, entry.span)
         entry.span.end()
         entry.owner.event(wire)
         self._rooms.remove(entry.room)
@@ -346,9 +350,10 @@ class WorkerFront:
         self._measure(entry, event, at)
         if isinstance(event, Failed):
             failure = event.failure
-            log.warning(
+            tell = log.info if failure.origin == "client" else log.warning
+            tell(
                 "room failed",
-                room=entry.room,
+                **entry.names(),
                 code=failure.code,
                 origin=failure.origin,
                 stage=stage_name(entry.stage),
@@ -358,7 +363,7 @@ class WorkerFront:
                 reason=failure.message,
             )
         else:
-            log.info("room", room=entry.room, milestone=name, at_ms=round(self._at_ms(entry, at), 3))
+            log.info("room", **entry.names(), milestone=name, at_ms=round(self._at_ms(entry, at), 3))
 
     def _on_engine_lost(self, error: BaseException) -> None:
         now = time.monotonic()

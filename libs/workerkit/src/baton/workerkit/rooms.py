@@ -23,6 +23,7 @@ from baton.engine.types import (
     TransferStarted,
 )
 from baton.wire.v1 import common_pb2
+from baton.workerkit.intake import DecodePeer, PrefillPeer
 
 Owner = TypeVar("Owner")
 
@@ -56,6 +57,19 @@ class OpenRoom(Generic[Owner]):
     @property
     def room(self) -> int:
         return self.request.room
+
+    def names(self) -> dict[str, int | str]:
+        """What its log lines are found by: the room, the server that has its other half, and the trace."""
+        named: dict[str, int | str] = {"room": self.room}
+        peer = self.request.peer
+        if isinstance(peer, PrefillPeer):
+            named["peer"] = peer.decode_instance_id
+        elif isinstance(peer, DecodePeer):
+            named["peer"] = peer.prefill_instance_id
+        context = self.span.get_span_context()
+        if context.is_valid:
+            named |= {"trace_id": format(context.trace_id, "032x"), "span_id": format(context.span_id, "016x")}
+        return named
 
     @property
     def whole_ms(self) -> int:

@@ -41,6 +41,11 @@ class GatewayError(Exception):
         return []
 
     @property
+    def for_log(self) -> str:
+        """The message, but for what a client wrote."""
+        return str(self)
+
+    @property
     def retry_after_s(self) -> int | None:
         """Seconds after which the same request may be sent again; None when that would not help."""
         failure = self.failure()
@@ -65,11 +70,13 @@ class WorkerProtocolError(GatewayError):
 
 
 class RequestError(GatewayError):
-    """A request that is refused as it stands. `field` is where, in the request's own words."""
+    """A request that is refused as it stands. `field` is where, in the request's own words; `quotes`: the message may have a part of the request in
+    it, which may be of a prompt."""
 
     code = grpc.StatusCode.INVALID_ARGUMENT
     cause = "invalid_request"
     origin = common_pb2.ORIGIN_CLIENT
+    quotes = True
 
     def __init__(self, field: str, message: str) -> None:
         super().__init__(message)
@@ -78,21 +85,28 @@ class RequestError(GatewayError):
     def violations(self) -> list[tuple[str, str]]:
         return [(self.field, str(self))] if self.field else []
 
+    @property
+    def for_log(self) -> str:
+        return f"{self.field or 'the body'} is refused; its client was told why, in words that quote it" if self.quotes else str(self)
+
 
 class MalformedBodyError(RequestError):
     """Not JSON, not an object, or not the message that was expected."""
 
     cause = "malformed_body"
+    quotes = False
 
 
 class BodyEncodingError(RequestError):
     """Bytes that are not UTF-8."""
 
     cause = "body_not_utf8"
+    quotes = False
 
 
 class BodyTooLargeError(RequestError):
     cause = "body_too_large"
+    quotes = False
 
     def __init__(self, num_bytes: int, limit_bytes: int) -> None:
         super().__init__("", f"the body has {num_bytes} bytes or more, the limit is {limit_bytes}: shorten it, or raise --max-body-bytes")
@@ -118,6 +132,7 @@ class BodyTimeoutError(RequestError):
 
     code = grpc.StatusCode.DEADLINE_EXCEEDED
     cause = "body_late"
+    quotes = False
 
     def __init__(self, limit_s: float) -> None:
         super().__init__("", f"the body was not complete within {limit_s:g} s (--http-body-timeout-s): send it faster, or raise the limit")
@@ -125,6 +140,7 @@ class BodyTimeoutError(RequestError):
 
 class MissingFieldError(RequestError):
     cause = "missing_field"
+    quotes = False
 
 
 class WrongTypeError(RequestError):
@@ -135,6 +151,7 @@ class OutOfRangeError(RequestError):
     """A number outside its range."""
 
     cause = "out_of_range"
+    quotes = False
 
     def __init__(self, field: str, value: object, allowed: str, remedy: str = "") -> None:
         super().__init__(field, f"{field}={value} is outside {allowed}{': ' + remedy if remedy else ''}")
@@ -148,6 +165,7 @@ class UnsupportedError(RequestError):
 
 class StopListError(RequestError):
     cause = "stop_list"
+    quotes = False
 
 
 class StructuredOutputError(RequestError):
@@ -158,10 +176,12 @@ class StructuredOutputError(RequestError):
 
 class EmptyPromptError(RequestError):
     cause = "prompt_empty"
+    quotes = False
 
 
 class PromptTooLongError(RequestError):
     cause = "prompt_too_long"
+    quotes = False
 
 
 class RenderedTooLongError(GatewayError):

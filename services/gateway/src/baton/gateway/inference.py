@@ -332,7 +332,7 @@ def _with_trace(to: BoundLogger, span: Span) -> BoundLogger:
 
 
 def _note_refusal(error: GatewayError, to: BoundLogger, span: Span) -> None:
-    to.info("request refused", code=error.code.name, cause=error.cause, reason=str(error))
+    to.info("request refused", code=error.code.name, cause=error.cause, reason=error.for_log)
     span.set_status(StatusCode.ERROR, error.cause)
     span.end()
 

@@ -18,7 +18,7 @@ from baton.gateway.report import Passage
 from baton.gateway.retry import is_chargeable, is_retryable
 from baton.gateway.room import Event, Room, State, Verdict
 from baton.gateway.room_clock import RoomClock, Timeouts
-from baton.gateway.room_failures import FailureScribe, cut_off
+from baton.gateway.room_failures import FailureScribe, cut_off, waits_for_word
 from baton.gateway.tokens import TokenConflictError, TokenMerge, TokenStream
 from baton.gateway.worker import ORIGINS, Leg, Worker
 from baton.wire.status import code_number, origin_name, stage_name, status_code
@@ -81,6 +81,7 @@ class LiveRoom:
         # An answer that was complete before its prompt had landed: others wait for that prompt, and then both legs are ended with this.
         self._once_landed: common_pb2.Failure | None = None
         self._legs: dict[Leg, Worker] = {}
+        self._ended: list[Worker] = []  # on which this room's leg ended as it should, or late
         self._sampling = starts[0][1].sampling
         self._merge = TokenMerge(self._sampling.max_tokens)
         self._finished: worker_pb2.Finished | None = None
@@ -123,7 +124,10 @@ class LiveRoom:
         if self._answered or self.failure is not None:
             return
         self._apply(Event.ANSWERED)
-        over = common_pb2.Failure(code=code_number(grpc.StatusCode.CANCELLED), cause=cause, message="the answer is complete")
+        # In its client's name, who wanted no more than this: nobody's failure, on the servers either.
+        over = common_pb2.Failure(
+            code=code_number(grpc.StatusCode.CANCELLED), origin=common_pb2.ORIGIN_CLIENT, cause=cause, message="the answer is complete"
+        )
         if self._starts[-1][1].forks and len(self._starts) == 2 and Event.KV_READY not in self.machine.milestones:
             self._once_landed = over
         self._complete(common_pb2.FINISH_REASON_STOP)
@@ -322,6 +326,7 @@ class LiveRoom:
         worker = self._legs.pop(leg, None)
         if worker is not None:
             worker.release(self.room)
+            self._ended.append(worker)
         if not self._legs and (self._answered or self.failure is not None):
             self._close()
 
@@ -383,6 +388,9 @@ class LiveRoom:
             worker = self._legs.pop(over, None)
             if worker is not None:
                 worker.release(self.room)
+        if waits_for_word(self._span, failure):
+            for worker in self._ended:
+                worker.tell_failed(self.room, failure)
         self._end_legs(failure)
         if self.on_failed is not None:
             self.on_failed()

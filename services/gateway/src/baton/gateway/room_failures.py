@@ -6,6 +6,7 @@ import time
 from collections.abc import Iterable
 
 import grpc
+from opentelemetry.trace import Span
 
 from baton.gateway.room import Room
 from baton.gateway.worker import ORIGINS, Leg
@@ -22,6 +23,12 @@ def cut_off(failure: common_pb2.Failure, told_by: Leg, legs: Iterable[Leg]) -> L
     if (failure.origin, failure.cause) != (common_pb2.ORIGIN_GATEWAY, "gateway_lost"):
         return None
     return next((leg for leg in legs if leg is not told_by), told_by)
+
+
+def waits_for_word(span: Span, failure: common_pb2.Failure) -> bool:
+    """Whether servers whose legs of a room had ended before it failed keep spans that they send only if they are told: of a trace that is recorded
+    and not sampled."""
+    return failure.origin != common_pb2.ORIGIN_CLIENT and span.is_recording() and not span.get_span_context().trace_flags.sampled
 
 
 class FailureScribe:

@@ -231,6 +231,11 @@ class Worker:
             self.release(room)
             self.outbox.put_abort(room, failure)
 
+    def tell_failed(self, room: int, failure: common_pb2.Failure) -> None:
+        """A room has failed whose leg here had ended well: it may keep spans of it that are sent only then."""
+        if self.connected:
+            self.outbox.put_abort(room, failure)
+
     # --- what its session says ------------------------------------------------------------------------------------------------
 
     def check(self, info: worker_pb2.WorkerInfo) -> None:

@@ -159,7 +159,7 @@ class OpenAIFront:
             deadline = deadline_of(request.headers, accepted_at)
             body = await read_body(request, self.body_limits, self.body_timeout_s, parse)
         except GatewayError as error:
-            log.info("request refused", code=error.code.name, cause=error.cause, reason=str(error))
+            log.info("request refused", code=error.code.name, cause=error.cause, reason=error.for_log)
             self.inference.metrics.refused(error.cause)
             return error_response(error)
         except ClientDisconnect:

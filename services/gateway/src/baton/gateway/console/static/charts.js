@@ -93,7 +93,7 @@ export class Chart {
   summary(last, dots) {
     const long = dots.filter((one) => one.prompt >= LONG).length;
     const parts = last ? [`p50 ${time(last.p50)}`, `p99 ${time(last.p99)}`] : ["nothing yet"];
-    parts.push(long ? `◆ ${long} long prompts` : `◆ prompts from ${count(LONG)} tokens`);
+    parts.push(long ? `◆ ${long} long ${long === 1 ? "prompt" : "prompts"}` : `◆ prompts from ${count(LONG)} tokens`);
     say(this.note, parts.join(" · "));
   }
 }

@@ -36,8 +36,8 @@ export class Waterfall {
   outcome(one) {
     if (!one.failure) return h("p", { class: "note" }, `${one.servers.join(" → ")}, ended by ${one.finish || "the gateway"}`);
     const { cause, origin, stage, text, allowed } = one.failure;
-    const limit = allowed ? ` ${time(allowed)} were allowed.` : "";
-    return h("p", { class: "problem" }, h("strong", {}, cause), ` — ended by ${origin} in ${stage.toLowerCase()}. ${text}${limit}`);
+    const limit = allowed ? ` (${time(allowed)} were allowed)` : "";
+    return h("p", { class: "problem" }, h("strong", {}, cause), ` — ended by ${origin} while ${NAMES[stage] ?? stage.toLowerCase()}: ${text}${limit}`);
   }
 
   lines(one) {
