@@ -31,7 +31,7 @@ CAUSES = (
     "key_rate", "key_tokens", "invalid_request", "malformed_body", "body_not_utf8", "body_too_large", "body_late", "missing_field",
     "wrong_type", "out_of_range", "unsupported", "stop_list", "prompt_empty", "prompt_too_long", "chat_template", "model_not_found",
     "direct_request", "room_missing", "token_out_of_range", "max_tokens_out_of_range", "max_tokens_too_small", "sampling_out_of_range", "wrong_leg",
-    "priority_out_of_range",
+    "priority_out_of_range", "structured_output", "grammar_invalid", "grammar_too_large",
     # the gateway
     "bootstrap_timeout", "waiting_timeout", "transfer_timeout", "no_route", "overloaded", "queue_timeout", "queue_deadline", "gateway_draining",
     "gateway_stopped", "gateway_lost", "gateway_error", "worker_protocol", "token_conflict", "tokens_lost", "leg_not_ended", "stop_string",
@@ -39,7 +39,7 @@ CAUSES = (
     # servers
     "prefill_lost", "decode_lost", "plain_lost", "prefill_silent", "decode_silent", "plain_silent", "prefill_unreachable", "draining", "drained",
     "engine_failed", "logits_not_finite", "no_such_token", "lease_lost", "kv_pool_too_small", "room_used", "too_many_rooms", "internal", "unknown",
-    "fork_source_gone",
+    "fork_source_gone", "grammar_fault",
     # the hand-over
     "bad_publication", "digest_failed", "digest_mismatch", "digest_missing", "doorbells_exhausted", "first_token_differs", "first_token_missing",
     "length_mismatch", "page_hash", "published_twice", "quiesced", "revoked", "declined", "room_unclaimed", "too_many_unmatched", "wrong_decode",
