@@ -11,7 +11,6 @@ from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 import grpc
-import uvloop
 
 from baton.gateway.body_limits import body_limits
 from baton.gateway.callers import Doorkeeper
@@ -325,7 +324,7 @@ def main() -> int:
             await gateway.drain(life.drain_timeout_s)
 
     try:
-        return run(serve, service="gateway", instance_id=instance_id, listen=settings.listen, loop_factory=uvloop.new_event_loop)
+        return run(serve, service="gateway", instance_id=instance_id, listen=settings.listen)
     finally:
         tracing.shutdown()
         metrics.shutdown()
@@ -334,7 +333,7 @@ def main() -> int:
 def lead(settings: GatewaySettings, instance_id: str) -> int:
     """The parent's part of several processes; the exit status."""
     parent = Parent(settings, instance_id, sys.argv[1:])
-    status = run(parent.run, service="gateway", instance_id=instance_id, listen=settings.listen, loop_factory=uvloop.new_event_loop)
+    status = run(parent.run, service="gateway", instance_id=instance_id, listen=settings.listen)
     return status or parent.status
 
 
