@@ -7,7 +7,8 @@ metrics are scraped before and after a window in which nothing else runs. Printe
 percentile (within the histogram's buckets). admit: commands and landed rooms; schedule: the plan; launch: seats, pages and the graph; commit:
 tokens read become events and counts; deliver: events to the front's thread; reply: that thread's processor time from batch to batch, reports made,
 serialised and written. Targets: schedule, admit, commit, deliver and reply together under 1 ms, the GPU idle for under 3 % of a step. What launching
-the step takes, beside which the device works on the one before, is printed beside, and so is the wait for the device. Exits with 1 where one is missed, or a step was not a replayed graph.
+the step takes, beside which the device works on the one before, is printed beside, and so is the wait for the device. Exits with 1 where a target is
+missed, or a step was not a replayed graph.
 """
 
 from __future__ import annotations
@@ -130,7 +131,8 @@ def judged(found: dict, given: argparse.Namespace) -> bool:
         f"sequences in a step {found['sequences']:.2f} of {given.streams}, target 99 %": found["sequences"] >= 0.99 * given.streams,
     }  # fmt: skip
     print(
-        f"with launch, means: {found['sum_mean_ms'] + found['parts']['launch']['mean_ms']:.4f} ms; sum of p99 {found['sum_p99_ms']:.4f} ms (parts of different steps)"
+        f"sum of the means with launch {found['sum_mean_ms'] + found['parts']['launch']['mean_ms']:.4f} ms; "
+        f"sum of p99 {found['sum_p99_ms']:.4f} ms (parts of different steps)"
     )
     if on_gpu:
         good[f"GPU idle between steps {100 * found['idle']:.3f} % of a step, target below {100 * IDLE_TARGET} %"] = found["idle"] < IDLE_TARGET

@@ -83,8 +83,8 @@ def run(
     instance_id: str,
     listen: ListenSettings,
 ) -> int:
-    """Runs `main` on a fresh event loop until it returns; the process's exit status. The loop is uvloop's: a report of tokens costs a worker's front a
-    fifth less on it than on asyncio's own.
+    """Runs `main` on a fresh event loop until it returns; the process's exit status. The loop is uvloop's: a report of tokens costs a worker's front
+    a fifth less on it than on asyncio's own.
 
     0: stopped as asked (before it was ready: without coming back here). 1: `main` raised or called `fail`. 130 / 143: a second SIGINT / SIGTERM
     cut the drain short.
