@@ -26,6 +26,7 @@ class DevicePageHash:
     def __init__(self, pool: KVPool) -> None:
         layout = pool.layout
         self._planes = pool.planes.view(2 * layout.num_layers, layout.num_pages, layout.page_size, layout.num_kv_heads, -1)
+        self._first_pages = torch.arange(len(self._planes), dtype=torch.int32, device=self._planes.device).unsqueeze(1) * layout.num_pages
 
     def of(self, extents: Iterable[Extent], first: int, count: int, heads: tuple[int, int] | None = None) -> int:
         """Pages [first, first + count) of the prompt, layer by layer, keys before values. heads: (first, count) of the pool's KV heads, of which
@@ -40,19 +41,21 @@ class DevicePageHash:
         pages = pages_from(table, first)[:count]
         if len(pages) != count:
             raise ValueError(f"pages [{first}, {first + count}) asked for, but the extents hold {table.num_pages} pages")
-        return DevicePagesDigest(self._planes, np.asarray(pages, dtype=np.int32), heads)
+        return DevicePagesDigest(self._planes, self._first_pages, np.asarray(pages, dtype=np.int32), heads)
 
 
 class DevicePagesDigest:
     """The digest of some pages that are being computed: what is known to be complete is read `ahead`, the rest with `value`. One thread at a time.
 
-    planes: [2 * layers, pages of the pool, page size, kv heads, head dim]. pages: their numbers in the pool, in the prompt's order.
+    planes: [2 * layers, pages of the pool, page size, kv heads, head dim]. first_pages: [2 * layers, 1] int32, the number of each plane's first page
+    among all planes' pages. pages: numbers in the pool, in the prompt's order.
     """
 
-    def __init__(self, planes: Tensor, pages: npt.NDArray[np.int32], heads: tuple[int, int] | None) -> None:
-        self._planes, self._pages, self._heads = planes, pages, heads
+    def __init__(self, planes: Tensor, first_pages: Tensor, pages: npt.NDArray[np.int32], heads: tuple[int, int] | None) -> None:
+        self._planes, self._first_pages, self._pages, self._heads = planes, first_pages, pages, heads
         # Of its own: events that it waits for hold up no other room's digest.
         self._stream = torch.cuda.Stream(planes.device) if planes.device.type == "cuda" else None  # type: ignore[no-untyped-call]
+        self._index: Tensor | None = None  # [2 * layers, pages] int32 and their digests, int64, once one is asked for
         self._digests: Tensor | None = None
         self._is_known = np.zeros((len(planes), len(pages)), dtype=bool)
 
@@ -76,7 +79,7 @@ class DevicePagesDigest:
             if self._heads is not None:
                 digests = self._of_heads(*self._heads)
             else:
-                for begin, end, first, last in blocks(~self._is_known):
+                for begin, end, first, last in self._unread():
                     self._read(begin, end, first, last)
                 assert self._digests is not None
                 digests = self._digests
@@ -86,14 +89,22 @@ class DevicePagesDigest:
     def _streaming(self) -> AbstractContextManager[object]:
         return nullcontext() if self._stream is None else torch.cuda.stream(self._stream)
 
+    def _unread(self) -> list[tuple[int, int, int, int]]:
+        if self._digests is None:
+            return [(0, len(self._planes), 0, len(self._pages))]
+        return [] if self._is_known.all() else blocks(~self._is_known)
+
     def _read(self, begin: int, end: int, first: int, last: int) -> None:
         """The digests of pages [first, last) of planes [begin, end)."""
-        if self._digests is None:
-            self._digests = torch.empty(self._is_known.shape, dtype=torch.int64, device=self._planes.device)
-        num_pages = self._planes.shape[1]
-        index = np.arange(begin, end, dtype=np.int32)[:, None] * np.int32(num_pages) + self._pages[None, first:last]
-        found = page_digest(_bytes_of(self._planes.flatten(0, 1)), upload_array(index.reshape(-1), self._planes.device))
-        self._digests[begin:end, first:last] = found.view(end - begin, last - first)
+        if self._index is None or self._digests is None:
+            self._index = self._first_pages + upload_array(self._pages, self._planes.device)
+            self._digests = torch.empty_like(self._index, dtype=torch.int64)
+        index = self._index[begin:end, first:last].reshape(-1)
+        found = page_digest(_bytes_of(self._planes.flatten(0, 1)), index)
+        if len(found) == self._digests.numel():
+            self._digests = found.view_as(self._digests)
+        else:
+            self._digests[begin:end, first:last] = found.view(end - begin, last - first)
         self._is_known[begin:end, first:last] = True
 
     def _of_heads(self, first: int, count: int) -> Tensor:
