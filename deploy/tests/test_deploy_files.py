@@ -52,6 +52,30 @@ def test_compose(overlays: list[str], tmp_path: Path) -> None:
         assert all(one["condition"].startswith("service_") for one in service["depends_on"].values()), name
     assert services["gateway"]["depends_on"]["prefill"]["condition"] == "service_healthy"
     assert {services[name]["ipc"] for name in ("prefill", "decode")} == {"service:namespaces"}, "CUDA IPC and shared memory need one IPC namespace"
+    built = [service["image"] for service in services.values() if "build" in service]
+    assert sorted(built) == sorted(set(built)), "two services build one name: side by side, one of them finds that it is there already and fails"
+    for name, service in services.items():
+        if "build" not in service and service["image"] in built:
+            assert service["pull_policy"] == "never", f"{name}: a registry is asked for what is built here"
+
+
+def test_every_variable_of_compose_has_its_line() -> None:
+    told = set(re.findall(r"^([A-Z_]+)=", (DEPLOY / "compose" / ".env").read_text(), re.MULTILINE))
+    used = set(re.findall(r"\$\{([A-Z_]+)", "".join(path.read_text() for path in (DEPLOY / "compose").glob("*.yaml"))))
+    assert told == used
+
+
+def test_three_commands_from_nothing_to_a_chat() -> None:
+    """Those that test_deploy_stack.py runs, less what a tests' machine needs: `up --wait`, then `run model chat`."""
+    readme = (ROOT / "README.md").read_text()
+    (commands,) = re.findall(r"^Or on containers.*?^```\n(.*?)^```", readme, re.MULTILINE | re.DOTALL)
+    clone, up, ask = commands.splitlines()
+    assert clone.startswith("git clone ")
+    file = "deploy/compose/compose.yaml"
+    assert up == f"docker compose -f {file} up --build --wait"
+    assert ask.startswith(f"docker compose -f {file} run --rm -T model chat --address gateway:8001 ")
+    assert (ROOT / file).is_file()
+    assert f"{up}\n{ask}\n" in (ROOT / "docs" / "deploy.md").read_text()
 
 
 def rendered(tmp_path: Path, kustomization: Path) -> list[dict[str, Any]]:
@@ -109,6 +133,41 @@ def check_references(pod: str, container: dict[str, Any]) -> None:
         before.add(one["name"])
     for argument in container.get("args", []):
         assert set(re.findall(r"\$\((\w+)\)", argument)) <= before, f"{pod}: {argument}"
+
+
+def test_the_autoscalers_alone_say_how_many_there_are(tmp_path: Path) -> None:
+    found = rendered(tmp_path, DEPLOY / "k8s" / "overlays" / "production")
+    scaled = [document["spec"]["scaleTargetRef"] for document in found if document["kind"] == "HorizontalPodAutoscaler"]
+    assert len(scaled) == 3
+    for target in scaled:
+        (spec,) = (one["spec"] for one in found if (one["kind"], one["metadata"]["name"]) == (target["kind"], target["name"]))
+        assert "replicas" not in spec, f"every `kubectl apply` takes {target['name']} back to {spec['replicas']}"
+
+
+def test_policies_open_every_port_that_a_service_has(tmp_path: Path) -> None:
+    found = rendered(tmp_path, DEPLOY / "k8s" / "overlays" / "production")
+    policies = [document["spec"] for document in found if document["kind"] == "NetworkPolicy"]
+    labels = [document["spec"]["template"]["metadata"]["labels"] for document in found if "template" in document.get("spec", {})]
+    services = [document for document in found if document["kind"] == "Service"]
+    assert {service["metadata"]["name"] for service in services} >= {"baton-gateway", "baton-etcd", "baton-collector", *WORKERS}
+    for service in services:
+        (pod,) = (one for one in labels if service["spec"]["selector"].items() <= one.items())
+        rules = [rule for policy in policies if selects(policy["podSelector"], pod) for rule in policy.get("ingress", [])]
+        for port in service["spec"]["ports"]:
+            opened = [rule for rule in rules if "ports" not in rule or port["targetPort"] in [one["port"] for one in rule["ports"]]]
+            assert opened, f"no policy lets anybody to port {port['name']} of {service['metadata']['name']}"
+
+
+def selects(selector: dict[str, Any], labels: dict[str, str]) -> bool:
+    among = all(labels.get(one["key"]) in one["values"] for one in selector.get("matchExpressions", []))
+    return among and selector.get("matchLabels", {}).items() <= labels.items()
+
+
+def test_a_first_look_asks_no_registry_for_what_was_built_here(tmp_path: Path) -> None:
+    """Images are called latest there, which Kubernetes asks a registry for unless it is told not to."""
+    for name, pod in pods(rendered(tmp_path, DEPLOY / "k8s" / "overlays" / "small")).items():
+        for container in chain(pod["initContainers"], pod["containers"]):
+            assert container["imagePullPolicy"] == "IfNotPresent", name
 
 
 def test_etcd_stands_in_for_names(tmp_path: Path) -> None:
