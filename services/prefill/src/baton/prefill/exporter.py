@@ -291,9 +291,7 @@ class Exporter:
         try:
             send.digest_ahead(layers, first, count, ready)
         except Exception as error:
-            log.exception("digest failed", room=send.room)
-            with self._lock:
-                self._rooms.stop(send, failure("INTERNAL", "digest_failed", f"room {send.room}: {error}"))
+            self._digest_failed(send, error)
 
     def _digest_and_ring(self, send: RoomSend) -> None:
         """On the digest's thread: the source pages stay pinned until the writes are over, so they can be read without the lock."""
@@ -302,9 +300,12 @@ class Exporter:
             with self._lock:
                 self._rooms.rung(send, doorbells)
         except Exception as error:
-            log.exception("digest failed", room=send.room)
-            with self._lock:
-                self._rooms.stop(send, failure("INTERNAL", "digest_failed", f"room {send.room}: {error}"))
+            self._digest_failed(send, error)
+
+    def _digest_failed(self, send: RoomSend, error: Exception) -> None:
+        log.exception("digest failed", room=send.room)
+        with self._lock:
+            self._rooms.stop(send, failure("INTERNAL", "digest_failed", f"room {send.room}: {error}"))
 
 
 def _cuda_events(ready: object | None) -> tuple[int, ...]:

@@ -16,7 +16,7 @@ from baton.kvtransfer.spans import PageArray
 from baton.prefill.publication import Publication, extents_to_ids
 from baton.prefill.route_write import RouteWrite
 from baton.prefill.write_parts import parts_of
-from baton.workerkit import PageHash
+from baton.workerkit import PageHash, PagesDigest
 
 
 class HeldLayer(NamedTuple):
@@ -93,9 +93,8 @@ class RoomSend:
         """Posts one layer's pages of the prompt, those that decode does not hold already, on every way. True if there were any."""
         assert self.publication is not None
         layer, first, count, events = held
-        skip = max(self.publication.resident_pages - first, 0)
-        first, count = first + skip, count - skip
-        if count <= 0:
+        first, count = self._beyond_resident(first, count)
+        if not count:
             return False
         for write in self.writes:
             write.post(layer, self.pages, self.publication.pages, first, count, events)
@@ -106,15 +105,13 @@ class RoomSend:
         """The room's last words, one for each write. Where decode asked for digests of what was sent they are computed here: it takes a while."""
         assert self.publication is not None
         assert self.first_token is not None
-        first = self.publication.resident_pages
-        count = self.layout.pages_for(self.num_tokens) - first
         return [
             Doorbell(
                 room=self.room,
                 generation=self.publication.generation,
                 num_tokens=self.num_tokens,
                 first_token=self.first_token,
-                digest=write.digest(self.extents, first, count).value() if self.publication.digest else 0,
+                digest=self._digest(write).value() if self.publication.digest else 0,
                 has_digest=self.publication.digest,
                 last_layer_ns=self.last_layer_ns,
             )
@@ -124,11 +121,21 @@ class RoomSend:
     def digest_ahead(self, layers: range, first_page: int, num_pages: int, ready: Sequence[object]) -> None:
         """Starts to read pages of the prompt for the digests, where decode asked for them. ready: of each of our ranks. On the digests' thread."""
         assert self.publication is not None
-        resident = self.publication.resident_pages
-        skip = max(resident - first_page, 0)
+        first, count = self._beyond_resident(first_page, num_pages)
         for write in self.writes:
-            digest = write.digest(self.extents, resident, self.layout.pages_for(self.num_tokens) - resident)
-            digest.ahead(layers, first_page + skip - resident, max(num_pages - skip, 0), ready[write.route.source_rank])
+            self._digest(write).ahead(layers, first - self.publication.resident_pages, count, ready[write.route.source_rank])
+
+    def _digest(self, write: RouteWrite) -> PagesDigest:
+        """Of all that goes over one way."""
+        assert self.publication is not None
+        first = self.publication.resident_pages
+        return write.digest(self.extents, first, self.layout.pages_for(self.num_tokens) - first)
+
+    def _beyond_resident(self, first: int, count: int) -> tuple[int, int]:
+        """What of pages [first, first + count) of the prompt decode does not hold already."""
+        assert self.publication is not None
+        skip = min(max(self.publication.resident_pages - first, 0), count)
+        return first + skip, count - skip
 
     def finish(self, doorbells: Sequence[Doorbell]) -> None:
         """Flush and ring, on every way. Raises what the handles' `finish` does."""
