@@ -168,7 +168,13 @@ def test_an_answer_that_has_left_its_grammar_ends_alone(tiny, forms):
 
 @pytest.mark.parametrize(
     ("text", "said"),
-    [('start: "a', "a"), ("start: nobody", "nobody"), ("start: /(/", "regex"), ('{"grammars":[{"json_schema":{"type":"thing"}}]}', "thing")],
+    [
+        ('start: "a', "a"),
+        ("start: nobody", "nobody"),
+        ("start: /(/", "regex"),
+        ('{"grammars":[{"json_schema":{"type":"thing"}}]}', "thing"),
+        ("start: a\na: a", "no text"),
+    ],
 )
 def test_what_cannot_be_compiled(forms, text, said):
     with pytest.raises(GrammarError, match=said):

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from structlog.testing import capture_logs
 from tokenizers import Tokenizer, decoders, models
 
 from baton.engine.grammar import MAX_GRAMMAR_BYTES, Grammars
@@ -78,20 +79,35 @@ async def test_rooms_of_one_grammar_come_in_their_order_and_others_do_not_wait(
 
 @pytest.mark.usefixtures("tokenizer")
 async def test_what_cannot_be_compiled_is_refused_before_the_engine(bench: Any, gateway_type: Any) -> None:
-    async with gateway_type(bench) as gateway:
-        await gateway.start(5, **held("start: nothing"))
-        failed = (await gateway.read_until(5, "failed")).failed
+    """It is quoted to its client, and to nobody else: neither the log nor the room's other half has a word of it."""
+    with capture_logs() as lines:
+        async with gateway_type(bench) as gateway:
+            await gateway.start(5, **held("start: nothing"))
+            failed = (await gateway.read_until(5, "failed")).failed
     assert (failed.code, failed.origin, failed.cause) == (3, common_pb2.ORIGIN_CLIENT, "grammar_invalid")
-    assert "sampling.grammar" in failed.message
+    assert "grammar cannot be compiled" in failed.message
     assert "nothing" in failed.message
     assert [(room, failure.cause) for room, failure in bench.refused] == [(5, "grammar_invalid")]
+    assert [line["cause"] for line in lines if line["event"] == "room failed"] == ["grammar_invalid"]
+    assert "nothing" not in f"{lines} {bench.refused}"
     assert bench.engine.turns == 0 or 5 not in bench.engine.sent
+
+
+@pytest.mark.usefixtures("tokenizer")
+async def test_rules_that_name_one_another_ten_thousand_times(bench: Any, gateway_type: Any) -> None:
+    """The library recurses along them: on a thread's usual stack it ends the process."""
+    chain = "\n".join(f'r{number}: "1" r{number + 1}' for number in range(10_000))
+    async with gateway_type(bench) as gateway:
+        await gateway.start(5, **held(f'start: r0\n{chain}\nr10000: "0"'))
+        assert (await gateway.read_until(5, "finished")).finished.completion_tokens == 3
 
 
 async def test_a_server_without_a_tokenizer_says_so(bench: Any, gateway_type: Any) -> None:
     async with gateway_type(bench) as gateway:
         await gateway.start(5, **held(DIGITS))
-        assert "tokenizer.json" in (await gateway.read_until(5, "failed")).failed.message
+        failed = (await gateway.read_until(5, "failed")).failed
+        assert "tokenizer.json" in failed.message
+        assert failed.cause == "unsupported"
         await gateway.start(6)
         await gateway.read_until(6, "finished")
 

@@ -12,11 +12,13 @@ import httpx
 import llguidance
 import pytest
 from gateway_harness import MODEL, Stack, ask, greedy
+from gateway_worker import silence
+from structlog.testing import capture_logs
 
 from baton.gateway import structured
 from baton.gateway.errors import RequestError
 from baton.gateway.structured import MAX_GRAMMAR_BYTES, GrammarCheck, Structure
-from baton.wire.v1 import inference_pb2
+from baton.wire.v1 import common_pb2, inference_pb2
 
 StackOf = Callable[..., Any]
 
@@ -161,7 +163,40 @@ async def test_a_sound_grammar_is_looked_at_once(monkeypatch: pytest.MonkeyPatch
     assert looked == [each.grammar for each in (*texts, texts[0])]
     with pytest.raises(RequestError, match="regex cannot be compiled"):
         await check.check(Structure('{"grammars": [{"lark_grammar": "start: ("}]}', "regex"))
-    check.close()
+
+
+@pytest.mark.parametrize("kind_of_chain", ["rules", "references"])
+async def test_what_names_one_another_thousands_of_times(kind_of_chain: str) -> None:
+    """The library recurses along it: on a thread's usual stack it ends the process."""
+    if kind_of_chain == "rules":
+        rules = "\n".join(f'r{number}: "1" r{number + 1}' for number in range(12_000))
+        structure = structured.lark(f'start: r0\n{rules}\nr12000: "0"', "grammar")
+    else:
+        chain: dict[str, Any] = {str(number): {"items": {"$ref": f"#/$defs/{number + 1}"}} for number in range(3_000)}
+        structure = structured.json_schema({"$ref": "#/$defs/0", "$defs": chain | {"3000": {"type": "integer"}}}, "schema")
+    await GrammarCheck(Path()).check(structure)
+
+
+@pytest.mark.parametrize("cause", ["grammar_invalid", "grammar_fault"])
+async def test_what_a_server_finds_wrong_with_a_grammar_names_its_field_and_is_in_no_log(stack: Stack, cause: str) -> None:
+    """What only a model's tokenizer tells: a grammar that takes no text, or that becomes too large on the way."""
+
+    async def unwilling(worker: Any, start: Any) -> None:
+        worker.fail(start.room, grpc.StatusCode.INVALID_ARGUMENT, cause, "it says secret", origin=common_pb2.ORIGIN_CLIENT)
+
+    stack.script(prefill=unwilling, decode=silence)
+    with capture_logs() as lines:
+        async with httpx.AsyncClient(base_url=stack.http, timeout=20) as raw:
+            for stream in (False, True):
+                answer = await raw.post("/v1/chat/completions", json=CHAT | named(SCHEMA) | {"stream": stream})
+                error = answer.json()["error"]
+                assert (answer.status_code, error["param"], error["code"]) == (400, "response_format.json_schema.schema", cause)
+                assert error["message"].startswith("response_format.json_schema.schema: it says secret")
+        with pytest.raises(grpc.aio.AioRpcError, match=r"sampling\.structured\.regex: it says secret"):
+            await stack.reply(ask(sampling=greedy(structured=Structured(regex="a"))))
+    await stack.settled()
+    assert [line["cause"] for line in lines if line["event"] == "room failed"] == [cause] * 3
+    assert "secret" not in str(lines)
 
 
 def test_a_schema_that_is_nested_too_deeply() -> None:

@@ -26,7 +26,11 @@ MAX_KEPT_BYTES = 1024 * 1024
 
 
 class GrammarError(EngineError):
-    """A grammar that cannot be compiled, or a model for which none can be. What is wrong with it, in words."""
+    """A grammar that cannot be compiled. What is wrong with it, in words, which may quote it."""
+
+
+class NoGrammarsError(GrammarError):
+    """A model for which none can be: nothing of the grammar is in the message."""
 
 
 def limits() -> llguidance.LLParserLimits:
@@ -62,10 +66,10 @@ class Constraint:
     def make(self) -> None:
         """What `forbidden` gives, on any thread. Raises nothing."""
         if not self.fault and not self._matcher.consume_tokens(self._next):
-            self.fault = f"the answer's tokens {self._next[:8]} do not go on with what the grammar allows"
+            self.fault = _fault_of(self._matcher) or f"the answer's tokens {self._next[:8]} do not go on with what the grammar allows"
         mask = b"" if self.fault else self._matcher.compute_bitmask()
         if not self.fault and self._matcher.is_error():
-            self.fault = self._matcher.get_error().partition("\n")[0][:300]
+            self.fault = _fault_of(self._matcher) or "it is not said why"
         if self.fault:
             self._forbidden = np.ones(self._vocab_size, dtype=np.bool_)
             return
@@ -119,7 +123,7 @@ class Grammars:
         # The first mask builds most of what later ones need: here, off the engine's way.
         matcher.compute_bitmask()
         if matcher.is_error():
-            raise GrammarError(matcher.get_error().partition("\n")[0])
+            raise GrammarError(_fault_of(matcher) or "it is not said why")
         grammar = Grammar(matcher, self._vocab_size)
         self._keep(text, grammar)
         return grammar
@@ -142,8 +146,16 @@ class Grammars:
                     ends = _end_tokens(self._folder)
                     self._tokenizer = llguidance.LLTokenizer(str(path), n_vocab=self._vocab_size, eos_token=ends or None)
                 except (OSError, ValueError) as error:
-                    raise GrammarError(f"this model's tokenizer allows no structured output: {path}: {error}") from error
+                    raise NoGrammarsError(f"this model's tokenizer allows no structured output: {path}: {error}") from error
             return self._tokenizer
+
+
+def _fault_of(matcher: llguidance.LLMatcher) -> str:
+    """Why a matcher cannot go on; empty: it does not say."""
+    said = matcher.get_error().partition("\n")[0][:300] if matcher.is_error() else ""
+    if said == "NoExtensionBias":
+        return "it allows no text, not even an empty one"
+    return "" if "no error message" in said else said
 
 
 def _end_tokens(folder: Path) -> list[int]:

@@ -21,6 +21,9 @@ DETAILS_KEY = "grpc-status-details-bin"
 #: `ErrorInfo.domain` of everything that Baton itself says.
 ERROR_DOMAIN = "baton"
 
+#: Causes of failures that say what in a client's own text is at fault, or what of its answer.
+_QUOTING = ("grammar_invalid", "grammar_fault")
+
 _CODES: dict[int, grpc.StatusCode] = {code.value[0]: code for code in grpc.StatusCode}
 
 _ORIGIN_NAMES: dict[int, str] = {number: name.removeprefix("ORIGIN_").lower() for name, number in common_pb2.Origin.items()}
@@ -54,6 +57,11 @@ def failure_message(failure: common_pb2.Failure) -> str:
     times = f" after {failure.elapsed_ms} ms" if failure.elapsed_ms else ""
     times += f" of {failure.allowed_ms} ms allowed" if failure.allowed_ms else ""
     return f"{failure.message} [{failure.cause}: ended by {origin}{stage}{times}]"
+
+
+def log_reason(cause: str, message: str) -> str:
+    """A failure's message as logs and traces may have it: what is wrong with a grammar or schema is said in words that quote it."""
+    return "its client was told why, in words that quote the request" if cause in _QUOTING else message
 
 
 def failure_status(failure: common_pb2.Failure, violations: Sequence[tuple[str, str]] = ()) -> status_pb2.Status:

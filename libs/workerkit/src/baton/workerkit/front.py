@@ -11,26 +11,24 @@ from typing import TypeVar
 
 from opentelemetry import trace
 
-from baton.engine.grammar import Grammar, GrammarError, Grammars
-from baton.engine.types import EngineEvent, Failed, Failure, KVReady, PromptLogprobs, Role, Token, Transferred
-from baton.servicekit import FailedRoom, Metrics, extract_traceparent, get_logger, mark_failed
-from baton.wire.status import stage_name
+from baton.engine.grammar import Grammar, GrammarError, Grammars, NoGrammarsError
+from baton.engine.types import EngineEvent, Failed, Failure, PromptLogprobs, Role, Token
+from baton.servicekit import Metrics, extract_traceparent, get_logger
+from baton.wire.status import log_reason
 from baton.wire.v1 import common_pb2, worker_pb2
-from baton.workerkit.convert import ROLES, event_to_wire, failure_to_wire, load_to_wire
-from baton.workerkit.ended_legs import EndedLegs
+from baton.workerkit.convert import ROLES, event_to_wire, failure_to_wire
 from baton.workerkit.errors import HostStoppedError, RefusedError
 from baton.workerkit.grammar_desk import GrammarDesk
 from baton.workerkit.host import Batch, EngineHost
 from baton.workerkit.intake import SAMPLING_LEVEL, Limits, take
+from baton.workerkit.load_reports import LoadReports
 from baton.workerkit.metrics import ReplyTime, TransferMetrics, observe_engine, observe_front
 from baton.workerkit.reaper import Reaper
+from baton.workerkit.room_notes import RoomNotes, at_ms
 from baton.workerkit.rooms import OpenRoom, RoomTable, ends, open_room
 from baton.workerkit.session import GatewaySession
-from baton.workerkit.transfer_spans import trace_transfer
 
 log = get_logger(__name__)
-
-LOAD_PERIOD_S = 1.0
 
 T = TypeVar("T")
 
@@ -75,7 +73,6 @@ class WorkerFront:
         self._grammars = GrammarDesk(grammars)
         self._max_rooms = max_rooms
         self._tracer = tracer
-        self._ended_legs = EndedLegs(tracer)
         self._on_refused = on_refused or (lambda room, failure: None)
         self._on_peers = on_peers or (lambda addresses: None)
         self._on_lost = on_lost or (lambda error: None)
@@ -85,19 +82,21 @@ class WorkerFront:
         self._sessions: dict[GatewaySession, frozenset[str]] = {}
         self._idle = asyncio.Event()
         self._idle.set()
-        self._load_task: asyncio.Task[None] | None = None
         self._peer_states: worker_pb2.PeerStates | None = None
-        self.draining = False
+        self._loads = LoadReports(host, lambda: len(self._rooms), self._sessions)
         self._drain_begun = asyncio.Event()
         self.counters: Counter[str] = Counter()
-        self._failures: Counter[FailedRoom] = Counter()
-        self._transfers: TransferMetrics | None = None
-        self._reply: ReplyTime | None = None
-        if metrics is not None and metrics.enabled:
-            self._transfers = TransferMetrics(metrics, limits.role)
-            self._reply = ReplyTime(metrics)
-            observe_engine(metrics, host, limits.role)
-            observe_front(metrics, self.counters, self._failures, lambda: len(self._rooms))
+        measured = metrics if metrics is not None and metrics.enabled else None
+        self._notes = RoomNotes(limits.role, tracer, self.counters, None if measured is None else TransferMetrics(measured, limits.role))
+        self._reply = None if measured is None else ReplyTime(measured)
+        if measured is not None:
+            observe_engine(measured, host, limits.role)
+            observe_front(measured, self.counters, self._notes.failures, lambda: len(self._rooms))
+
+    @property
+    def draining(self) -> bool:
+        """Refuses every Start."""
+        return self._loads.draining
 
     # --- life -----------------------------------------------------------------------------------------------------------------
 
@@ -108,15 +107,15 @@ class WorkerFront:
             lambda batch: _call_soon(loop, self._on_batch, batch),
             lambda error: _call_soon(loop, self._on_engine_lost, error),
         )
-        self._load_task = loop.create_task(self._report_load())
+        self._loads.start()
 
     def drain(self) -> None:
         """Refuses every Start from now on; what runs goes on. Idempotent."""
         if not self.draining:
-            self.draining = True
+            self._loads.draining = True
             self._drain_begun.set()
             log.info("draining", rooms=len(self._rooms))
-            self._send_load(force=True)
+            self._loads.send(force=True)
 
     async def wait_draining(self) -> None:
         """Waits until `drain` was called, by this process or a gateway."""
@@ -144,8 +143,7 @@ class WorkerFront:
         """Stops the timers and the engine's thread. Rooms must be over, or they are dropped."""
         self._reaper.close()
         self._grammars.close()
-        if self._load_task is not None:
-            self._load_task.cancel()
+        self._loads.close()
         await asyncio.to_thread(self._host.stop)
 
     def peers_changed(self, states: worker_pb2.PeerStates) -> None:
@@ -158,7 +156,7 @@ class WorkerFront:
 
     def attach(self, session: GatewaySession) -> None:
         self._sessions[session] = frozenset()
-        session.load(self._load(), self.draining)
+        self._loads.send_to(session)
         if self._peer_states is not None:
             session.peers(self._peer_states)
         log.info("gateway attached", gateway_id=session.gateway_id, gateway_address=session.gateway_address)
@@ -206,10 +204,9 @@ class WorkerFront:
         """Ends a room. One whose leg here is over has failed elsewhere: that is for its trace. Unknown ones are ignored."""
         entry = self._rooms.get(room)
         if entry is None:
-            if not self._ended_legs.failed(room, failure):
-                self.counters["abort_unknown"] += 1
-            return
-        self._abort(entry, failure)
+            self._notes.failed_elsewhere(room, failure)
+        else:
+            self._abort(entry, failure)
 
     def describe(self) -> worker_pb2.WorkerInfo:
         about = self._description
@@ -221,7 +218,7 @@ class WorkerFront:
             max_model_len=self._limits.max_model_len,
             fingerprint=about.fingerprint,
             bootstrap_address=about.bootstrap_address,
-            load=self._load(),
+            load=self._loads.now(),
             draining=self.draining,
             version=about.version,
             sampling_level=SAMPLING_LEVEL,
@@ -234,20 +231,24 @@ class WorkerFront:
         except HostStoppedError as error:
             self._end(entry, Failed(entry.room, self._engine_failure(error)), time.monotonic())
 
-    def _submit_held(self, entry: OpenRoom[GatewaySession], made: Grammar | GrammarError) -> None:
+    def _submit_held(self, entry: OpenRoom[GatewaySession], made: Grammar | GrammarError | RuntimeError) -> None:
         """The room's grammar is compiled, or cannot be: then the engine, and its pages, never hear of the room."""
         if self._rooms.get(entry.room) is not entry:
             return  # the engine was lost meanwhile, and every room with it
         failure = entry.ending
-        if failure is None and isinstance(made, GrammarError):
-            failure = Failure("INVALID_ARGUMENT", "client", "grammar_invalid", f"sampling.grammar cannot be compiled: {made}")
         if isinstance(made, Grammar) and failure is None:
             entry.request.sampling = replace(entry.request.sampling, grammar=made.constraint())
             self._submit(entry)
             return
-        assert failure is not None
+        if failure is None and isinstance(made, NoGrammarsError):
+            failure = Failure("INVALID_ARGUMENT", "client", "unsupported", str(made))
+        elif failure is None and isinstance(made, GrammarError):
+            failure = Failure("INVALID_ARGUMENT", "client", "grammar_invalid", f"the grammar cannot be compiled: {made}")
+        elif failure is None:
+            failure = Failure("RESOURCE_EXHAUSTED", self._origin, "overloaded", f"no thread could be started to compile the grammar: {made}")
         self._end(entry, Failed(entry.room, failure), time.monotonic())
-        self._on_refused(entry.room, failure)
+        # The other half needs to know that it ended, not what the grammar says.
+        self._on_refused(entry.room, replace(failure, message=log_reason(failure.cause, failure.message)))
 
     def _check_capacity(self, room: int) -> None:
         if self.draining:
@@ -261,8 +262,7 @@ class WorkerFront:
             raise RefusedError("RESOURCE_EXHAUSTED", "too_many_rooms", text)
 
     def _refuse(self, session: GatewaySession, room: int, failure: Failure) -> None:
-        log.info("room refused", room=room, cause=failure.cause, reason=failure.message)
-        self.counters[f"refused/{failure.cause}"] += 1
+        self._notes.refused(room, failure)
         wire = failure_to_wire(failure)
         wire.stage = common_pb2.ROOM_STATE_BOOTSTRAPPING
         session.event(worker_pb2.RoomEvent(room=room, failed=wire))
@@ -306,70 +306,28 @@ class WorkerFront:
             return
         entry.advance(event, self._limits.role, at)
         self._reaper.watch(entry.room, entry.due())
-        self._note(entry, event, at)
-        entry.owner.event(event_to_wire(event, self._at_ms(entry, at)))
+        self._notes.milestone(entry, event, at)
+        entry.owner.event(event_to_wire(event, at_ms(entry, at)))
 
     def _end(self, entry: OpenRoom[GatewaySession], event: EngineEvent, at: float) -> None:
-        self._note(entry, event, at)
-        wire = event_to_wire(event, self._at_ms(entry, at))
+        wire = event_to_wire(event, at_ms(entry, at))
         if isinstance(event, Failed):
             wire.failed.stage = entry.stage
-            wire.failed.elapsed_ms = round(self._at_ms(entry, at))
+            wire.failed.elapsed_ms = round(at_ms(entry, at))
             wire.failed.allowed_ms = entry.allowed_ms
-            entry.span.set_status(trace.StatusCode.ERROR, event.failure.message)
-            if event.failure.origin != "client":
-                mark_failed(entry.span)
-            self._count_failure(entry, event.failure)
+            self._notes.failed(entry, event, at)
         else:
-            self.counters["succeeded"] += 1
-            self._ended_legs.add(entry.room, entry.span)
-        entry.span.end()
+            self._notes.succeeded(entry, event, at)
         entry.owner.event(wire)
         self._rooms.remove(entry.room)
         if not len(self._rooms):
             self._idle.set()
 
-    def _count_failure(self, entry: OpenRoom[GatewaySession], failure: Failure) -> None:
-        role, stage = self._limits.role, stage_name(entry.stage)
-        self.counters[f"failed/{failure.origin}/{stage}/{failure.cause}"] += 1
-        is_split = role is not Role.PLAIN and not entry.request.local
-        peer = "none" if not is_split else "decode" if role is Role.PREFILL else "prefill"
-        self._failures[FailedRoom(failure.origin, stage, failure.cause, peer, is_split)] += 1
-
-    def _measure(self, entry: OpenRoom[GatewaySession], event: EngineEvent, at: float) -> None:
-        if isinstance(event, Transferred):
-            trace_transfer(self._tracer, entry.span, event.stats, at)
-            if self._transfers is not None:
-                self._transfers.transferred(event.stats)
-        elif isinstance(event, KVReady) and self._transfers is not None:
-            self._transfers.landed(event)
-
-    def _note(self, entry: OpenRoom[GatewaySession], event: EngineEvent, at: float) -> None:
-        name = type(event).__name__
-        entry.span.add_event(name)
-        self._measure(entry, event, at)
-        if isinstance(event, Failed):
-            failure = event.failure
-            tell = log.info if failure.origin == "client" else log.warning
-            tell(
-                "room failed",
-                **entry.names(),
-                code=failure.code,
-                origin=failure.origin,
-                stage=stage_name(entry.stage),
-                cause=failure.cause,
-                elapsed_ms=round(self._at_ms(entry, at)),
-                allowed_ms=entry.allowed_ms or entry.whole_ms,
-                reason=failure.message,
-            )
-        else:
-            log.info("room", **entry.names(), milestone=name, at_ms=round(self._at_ms(entry, at), 3))
-
     def _on_engine_lost(self, error: BaseException) -> None:
         now = time.monotonic()
         for entry in self._rooms.all():
             self._end(entry, Failed(entry.room, self._engine_failure(error)), now)
-        self._send_load(force=True)
+        self._loads.send(force=True)
         self._on_lost(error)
 
     def _engine_failure(self, error: BaseException) -> Failure:
@@ -384,28 +342,6 @@ class WorkerFront:
         if failure is None:
             return  # its limit moved; that one is being watched too
         self._abort(entry, failure)
-
-    @staticmethod
-    def _at_ms(entry: OpenRoom[GatewaySession], at: float) -> float:
-        return max(0.0, (at - entry.request.arrived) * 1e3)
-
-    # --- load -----------------------------------------------------------------------------------------------------------------
-
-    def _load(self) -> worker_pb2.WorkerLoad:
-        load = load_to_wire(self._host.stats, self._host.pulse.stalled_s(time.monotonic()))
-        load.rooms = len(self._rooms)
-        return load
-
-    def _send_load(self, *, force: bool = False) -> None:
-        load = self._load()
-        for session in self._sessions:
-            if force or session.last_load != load:
-                session.load(load, self.draining)
-
-    async def _report_load(self) -> None:
-        while True:
-            await asyncio.sleep(LOAD_PERIOD_S)
-            self._send_load()
 
 
 def _call_soon(loop: asyncio.AbstractEventLoop, function: Callable[[T], None], argument: T) -> None:

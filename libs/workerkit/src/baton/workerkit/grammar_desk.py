@@ -4,22 +4,22 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 
 from baton.engine.grammar import Grammar, GrammarError, Grammars
+from baton.servicekit.deep_work import DeepWork
 
-#: `ready` gets the grammar, or why there is none.
-Ready = Callable[[Grammar | GrammarError], None]
+#: `ready` gets the grammar, or why there is none: a GrammarError is its client's mistake, a RuntimeError this server's trouble.
+Ready = Callable[[Grammar | GrammarError | RuntimeError], None]
 
 NUM_THREADS = 2
 
 
 class GrammarDesk:
-    """Lives on one event loop. Owns its threads; `close` ends them. What waits is bounded by the rooms that are open."""
+    """Lives on one event loop. What waits is bounded by the rooms that are open. After `close` nobody is called any more."""
 
     def __init__(self, grammars: Grammars) -> None:
         self._grammars = grammars
-        self._threads = ThreadPoolExecutor(NUM_THREADS, thread_name_prefix="grammars")
+        self._work = DeepWork(NUM_THREADS, "grammars")
         self._waiting: dict[str, list[Ready]] = {}
         self._tasks: set[asyncio.Task[None]] = set()
 
@@ -39,12 +39,11 @@ class GrammarDesk:
     def close(self) -> None:
         for task in self._tasks:
             task.cancel()
-        self._threads.shutdown(wait=False, cancel_futures=True)
 
     async def _compile(self, text: str) -> None:
         try:
-            made: Grammar | GrammarError = await asyncio.get_running_loop().run_in_executor(self._threads, self._grammars.compile, text)
-        except GrammarError as error:
+            made: Grammar | GrammarError | RuntimeError = await self._work.run(self._grammars.compile, text)
+        except (GrammarError, RuntimeError) as error:
             made = error
         for ready in self._waiting.pop(text):
             ready(made)

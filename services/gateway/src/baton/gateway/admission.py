@@ -32,6 +32,8 @@ class Admitted:
     sampling_level: int = 0
     #: Answers to the prompt that its room is to be the source of, itself included.
     num_choices: int = 1
+    #: Where the client says what the answer must look like, for messages; empty: nowhere.
+    structure_field: str = ""
 
 
 def check_tokens(ids: Sequence[int], field: str, vocab_size: int) -> None:
@@ -56,7 +58,8 @@ def admit(prompt: list[int], field: str, options: SamplingOptions, routes: Seque
     if max_tokens > left:
         why = f"the prompt has {len(prompt)} of {_context(roomiest)} tokens ({roomiest.limits.context.because})"
         raise OutOfRangeError(options.name("max_tokens"), max_tokens, f"[1, {left}]", why)
-    admitted = Admitted(prompt, fill(options, max_tokens, eos_token_ids), options.stop, level, options.n or 1)
+    structure_field = "" if options.structure is None else options.structure.field
+    admitted = Admitted(prompt, fill(options, max_tokens, eos_token_ids), options.stop, level, options.n or 1, structure_field)
     return admitted, fitting(admitted, takers)
 
 

@@ -257,7 +257,6 @@ class Gateway:
         await asyncio.gather(*self._tasks, return_exceptions=True)
         await self.discovery.close()
         self._tokenizer.close()
-        self._grammars.close()
 
 
 def grpc_limits(settings: GatewaySettings, max_body_bytes: int) -> dict[str, int]:

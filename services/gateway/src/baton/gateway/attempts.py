@@ -22,6 +22,9 @@ from baton.wire.v1 import common_pb2, inference_pb2
 NEW_WAY_WAIT_S = 5.0
 NEW_WAY_LOOK_S = 0.02
 
+#: Causes of failures that are the request's grammar's.
+_OF_GRAMMARS = ("grammar_invalid", "grammar_fault")
+
 
 class Attempts:
     """`room` is the one that the request is in now. Its tokens come from `take`, which moves the request on when that room fails.
@@ -76,7 +79,7 @@ class Attempts:
                 tokens = await self.room.stream.take()
             except RoomFailedError as error:
                 if not await self._again(error.failure()):
-                    raise RoomFailedError(self._with_history(error.failure())) from None
+                    raise self._blaming(self._with_history(error.failure())) from None
                 continue
             if not self._given:
                 self.prompt_logprobs = self.room.prompt_logprobs
@@ -199,6 +202,16 @@ class Attempts:
             backoff_ms=round(pause_s * 1e3),
         )
         self._order.span.add_event("RETRIED", {"baton.attempt": self.count, "baton.cause": failure.cause, "baton.tokens_sent": attempt.tokens_sent})
+
+    def _blaming(self, failure: common_pb2.Failure) -> RoomFailedError:
+        """With the field that is at fault, where a server found out that a grammar is."""
+        field = self._order.admitted.structure_field
+        if not field or failure.cause not in _OF_GRAMMARS:
+            return RoomFailedError(failure)
+        told = common_pb2.Failure()
+        told.CopyFrom(failure)
+        told.message = f"{field}: {failure.message}"
+        return RoomFailedError(told, field)
 
     def _with_history(self, failure: common_pb2.Failure) -> common_pb2.Failure:
         if not self.failed:

@@ -303,15 +303,19 @@ class NotConnectedError(GatewayError):
 
 
 class RoomFailedError(GatewayError):
-    """A request that was accepted and did not end well: who ended it, at which stage, why."""
+    """A request that was accepted and did not end well: who ended it, at which stage, why. `field`: of the request, where that is to blame."""
 
-    def __init__(self, failure: common_pb2.Failure) -> None:
+    def __init__(self, failure: common_pb2.Failure, field: str = "") -> None:
         super().__init__(failure_message(failure))
         self._failure = failure
         self.cause = failure.cause
+        self.field = field
 
     def failure(self) -> common_pb2.Failure:
         return self._failure
+
+    def violations(self) -> list[tuple[str, str]]:
+        return [(self.field, self._failure.message)] if self.field else []
 
 
 def _sendable(text: str) -> str:

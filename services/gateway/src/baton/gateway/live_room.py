@@ -21,7 +21,7 @@ from baton.gateway.room_clock import RoomClock, Timeouts
 from baton.gateway.room_failures import FailureScribe, cut_off, waits_for_word
 from baton.gateway.tokens import TokenConflictError, TokenMerge, TokenStream
 from baton.gateway.worker import ORIGINS, Leg, Worker
-from baton.wire.status import code_number, origin_name, stage_name, status_code
+from baton.wire.status import code_number, log_reason, origin_name, stage_name, status_code
 from baton.wire.v1 import common_pb2, inference_pb2, worker_pb2
 
 #: A prefill server that rang its doorbell says so at once; one that does not is told to end the room.
@@ -379,7 +379,7 @@ class LiveRoom:
             cause=failure.cause,
             elapsed_ms=failure.elapsed_ms,
             allowed_ms=failure.allowed_ms,
-            reason=failure.message,
+            reason=log_reason(failure.cause, failure.message),
         )
         if moved:
             self._span.add_event(State.FAILED.name)

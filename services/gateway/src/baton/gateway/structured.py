@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import llguidance
 
-from baton.gateway.errors import OutOfRangeError, StructuredOutputError
+from baton.gateway.errors import OutOfRangeError, OverloadedError, StructuredOutputError
+from baton.servicekit.deep_work import DeepWork
 
 #: Of a schema, expression or grammar; servers take no more either.
 MAX_GRAMMAR_BYTES = 256 * 1024
@@ -84,24 +83,27 @@ def _structure(grammar: str, field: str) -> Structure:
 
 class GrammarCheck:
     """Whether a grammar can be compiled, before anything is asked of a server. What the library takes over it is bounded by its limits (the servers'
-    too): a few milliseconds, for the largest a hundred, on a thread. Owns it; `close` ends it."""
+    too): a few milliseconds, for the largest some hundred, on a thread with a deep stack: the library recurses along rules that name one another."""
 
     def __init__(self, tokenizer: Path) -> None:
         """tokenizer: the model's tokenizer.json, read when a grammar names special tokens, and not before (45 MB for 49,152 tokens)."""
         self._path = tokenizer
         self._tokenizer: llguidance.LLTokenizer | None = None
-        self._threads = ThreadPoolExecutor(1, thread_name_prefix="grammars")
+        self._work = DeepWork(1, "grammars")
         self._sound: OrderedDict[str, None] = OrderedDict()
         self._num_bytes = 0
 
     async def check(self, structure: Structure | None) -> None:
-        """Raises StructuredOutputError."""
+        """Raises StructuredOutputError, OverloadedError."""
         if structure is None:
             return
         if structure.grammar in self._sound:
             self._sound.move_to_end(structure.grammar)
             return
-        found = await asyncio.get_running_loop().run_in_executor(self._threads, self._problem, structure.grammar)
+        try:
+            found = await self._work.run(self._problem, structure.grammar)
+        except RuntimeError as error:
+            raise OverloadedError(f"no thread could be started to look at {structure.field}: {error}") from error
         if found:
             raise StructuredOutputError(structure.field, f"{structure.field} cannot be compiled: {found}")
         self._note(structure.grammar)
@@ -116,9 +118,6 @@ class GrammarCheck:
                 return f"it names special tokens, and this model's tokenizer cannot be read for them: {error}"
             is_error, messages = llguidance.LLMatcher.validate_grammar_with_warnings(grammar, self._tokenizer)
         return "; ".join(messages) if is_error else ""
-
-    def close(self) -> None:
-        self._threads.shutdown(wait=False, cancel_futures=True)
 
     def _note(self, grammar: str) -> None:
         if grammar not in self._sound:
