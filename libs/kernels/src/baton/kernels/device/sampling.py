@@ -1,5 +1,4 @@
-"""Draws tokens: many programs a row find its largest logit, one finds the filters' edge, many run the race. No sort: edges are found by halving
-over float bits."""
+"""Draws tokens: many programs a row find its largest logit, then the filters' edge is found (sampling_edge), many run the race."""
 
 from __future__ import annotations
 
@@ -11,11 +10,10 @@ from torch import Tensor
 from baton.kernels.chained import is_chained
 from baton.kernels.device.chain import await_predecessor
 from baton.kernels.device.philox import draw_key
+from baton.kernels.device.sampling_edge import distances, launch_edge
 
 #: Logits that a program looks at in one go.
 BLOCK = 4096
-#: The bits of infinity: every distance from the largest logit is at most this.
-INFINITY_BITS = 0x7F800000
 
 
 def launch_sample(
@@ -51,30 +49,8 @@ def launch_sample(
     _best_kernel[(chunks, num_rows)](
         logits, best, ids, logits.stride(0), vocab_size, block=block, chained=chained, launch_pdl=chained, num_warps=num_warps
     )
-    largest = torch.empty(num_rows, dtype=torch.float32, device=logits.device)
-    edge = torch.empty(num_rows, dtype=torch.int32, device=logits.device)
+    largest, edge = launch_edge(logits, best, ids, temperature, top_k, top_p, min_p, tokens, block)
     lanes = triton.next_power_of_2(chunks)
-    _edge_kernel[(num_rows,)](
-        logits,
-        best,
-        ids,
-        temperature,
-        top_k,
-        top_p,
-        min_p,
-        largest,
-        edge,
-        tokens,
-        logits.stride(0),
-        vocab_size=vocab_size,
-        chunks=chunks,
-        lanes=lanes,
-        block=block,
-        infinity=INFINITY_BITS,
-        chained=chained,
-        launch_pdl=chained,
-        num_warps=num_warps,
-    )
     _race_kernel[(chunks, num_rows)](
         logits,
         temperature,
@@ -143,134 +119,6 @@ def _best_kernel(logits, best, ids, stride, vocab_size, block: tl.constexpr, cha
     tl.store(ids + place, first)
 
 
-@triton.jit  # type: ignore[untyped-decorator]
-def _distance(row, token, largest, temperature, vocab_size: tl.constexpr):  # type: ignore[no-untyped-def]
-    """How far logits lie below the largest, over the temperature: at least 0, infinite where there is none. Its bits order as it does."""
-    value = tl.load(row + token, mask=token < vocab_size, other=float("-inf")).to(tl.float32)
-    return tl.div_rn(largest - value, tl.zeros_like(value) + temperature)
-
-
-@triton.jit  # type: ignore[untyped-decorator]
-def _upto(  # type: ignore[no-untyped-def]
-    row, largest, temperature, edge, first, second, third, vocab_size: tl.constexpr, block: tl.constexpr, with_mass: tl.constexpr
-):
-    """How many tokens lie within each of three distances (bits), and their mass, both only of those within `edge`."""
-    lane = tl.arange(0, block)
-    count_1 = tl.zeros((block,), tl.int32)
-    count_2 = tl.zeros((block,), tl.int32)
-    count_3 = tl.zeros((block,), tl.int32)
-    mass_1 = tl.zeros((block,), tl.float64)
-    mass_2 = tl.zeros((block,), tl.float64)
-    mass_3 = tl.zeros((block,), tl.float64)
-    for start in tl.range(0, vocab_size, block, num_stages=3):
-        distance = _distance(row, start + lane, largest, temperature, vocab_size)
-        bits = distance.to(tl.int32, bitcast=True)
-        kept = (bits <= edge) & (start + lane < vocab_size)
-        in_1 = kept & (bits <= first)
-        in_2 = kept & (bits <= second)
-        in_3 = kept & (bits <= third)
-        count_1 += in_1.to(tl.int32)
-        count_2 += in_2.to(tl.int32)
-        count_3 += in_3.to(tl.int32)
-        if with_mass:
-            weight = tl.exp(-distance).to(tl.float64)
-            mass_1 += tl.where(in_1, weight, 0.0)
-            mass_2 += tl.where(in_2, weight, 0.0)
-            mass_3 += tl.where(in_3, weight, 0.0)
-    return (
-        tl.sum(count_1, axis=0),
-        tl.sum(count_2, axis=0),
-        tl.sum(count_3, axis=0),
-        tl.sum(mass_1, axis=0),
-        tl.sum(mass_2, axis=0),
-        tl.sum(mass_3, axis=0),
-    )
-
-
-@triton.jit  # type: ignore[untyped-decorator]
-def _edge(  # type: ignore[no-untyped-def]
-    row, largest, temperature, edge, wanted_count, wanted_mass, vocab_size: tl.constexpr, block: tl.constexpr, by_mass: tl.constexpr
-):
-    """The least distance (bits) within which wanted_count tokens lie; by_mass: wanted_mass of mass, and wanted_count is -1.
-
-    `edge` holds enough. Three marks a round quarter the bracket (low, high]: low holds too little, high enough. It ends early when nothing is
-    left to tell apart.
-    """
-    low = edge * 0 - 1
-    high = edge
-    low_count = edge * 0
-    high_count = low_count + 2147483647
-    while (high - low > 1) & (high_count - low_count > 1) & (high_count != wanted_count):
-        quarter = (high - low) // 4
-        first = low + tl.maximum(quarter, 1)
-        second = low + tl.maximum((high - low) // 2, 1)
-        third = high - tl.maximum(quarter, 1)
-        count_1, count_2, count_3, mass_1, mass_2, mass_3 = _upto(row, largest, temperature, edge, first, second, third, vocab_size, block, by_mass)
-        if by_mass:
-            enough_1 = mass_1 >= wanted_mass
-            enough_2 = mass_2 >= wanted_mass
-            enough_3 = mass_3 >= wanted_mass
-        else:
-            enough_1 = count_1 >= wanted_count
-            enough_2 = count_2 >= wanted_count
-            enough_3 = count_3 >= wanted_count
-        high_count = tl.where(enough_1, count_1, tl.where(enough_2, count_2, tl.where(enough_3, count_3, high_count)))
-        high = tl.where(enough_1, first, tl.where(enough_2, second, tl.where(enough_3, third, high)))
-        low_count = tl.where(enough_1, low_count, tl.where(enough_2, count_1, tl.where(enough_3, count_2, count_3)))
-        low = tl.where(enough_1, low, tl.where(enough_2, first, tl.where(enough_3, second, third)))
-    return high
-
-
-@triton.jit  # type: ignore[untyped-decorator]
-def _edge_kernel(  # type: ignore[no-untyped-def]
-    logits,
-    best,
-    ids,
-    temperature,
-    top_k,
-    top_p,
-    min_p,
-    largest_of,
-    edge_of,
-    tokens,
-    stride,
-    vocab_size: tl.constexpr,
-    chunks: tl.constexpr,
-    lanes: tl.constexpr,
-    block: tl.constexpr,
-    infinity: tl.constexpr,
-    chained: tl.constexpr,
-):
-    """The row's largest logit and the distance that its filters keep (bits); -1 where nothing is left to draw: its token is written here."""
-    await_predecessor(chained)
-    index = tl.program_id(0).to(tl.int64)
-    lane = tl.arange(0, lanes)
-    found = tl.load(best + index * chunks + lane, mask=lane < chunks, other=float("-inf"))
-    bad = tl.max((found != found).to(tl.int32), axis=0)
-    largest = tl.max(found, axis=0)
-    first = tl.load(ids + index * chunks + lane, mask=lane < chunks, other=2147483647)
-    token = tl.min(tl.where(found == largest, first, 2147483647), axis=0)
-    finite = (bad == 0) & (largest > float("-inf")) & (largest < float("inf"))
-    heat = tl.load(temperature + index)
-    edge = tl.full((), -1, tl.int32)
-    if finite & (heat > 0.0):
-        row = logits + index * stride
-        edge = tl.full((), infinity, tl.int32)
-        kept = tl.load(top_k + index)
-        if (kept > 0) & (kept < vocab_size):
-            edge = _edge(row, largest, heat, edge, kept, 0.0, vocab_size, block, False)
-        nucleus = tl.load(top_p + index)
-        if nucleus < 1.0:
-            _, _, _, mass, _, _ = _upto(row, largest, heat, edge, edge, edge, edge, vocab_size, block, True)
-            edge = _edge(row, largest, heat, edge, -1, mass * nucleus.to(tl.float64), vocab_size, block, True)
-        least = tl.load(min_p + index)
-        if least > 0.0:
-            edge = tl.minimum(edge, (-tl.log(least.to(tl.float64))).to(tl.float32).to(tl.int32, bitcast=True))
-    tl.store(largest_of + index, largest)
-    tl.store(edge_of + index, edge)
-    tl.store(tokens + index, tl.where(finite, token, -1).to(tl.int64))
-
-
 @triton.jit
 def _arrivals(token, first, second):  # type: ignore[no-untyped-def]
     """Exponentially distributed float32 above 0; all int32. See `naive_arrivals`."""
@@ -307,7 +155,7 @@ def _race_kernel(  # type: ignore[no-untyped-def]
     edge = tl.load(edge_of + index)
     if edge >= 0:
         token = chunk * block + tl.arange(0, block)
-        distance = _distance(logits + index * stride, token, tl.load(largest_of + index), tl.load(temperature + index), vocab_size)
+        distance = distances(logits + index * stride, token, tl.load(largest_of + index), tl.load(temperature + index), vocab_size)
         weight = tl.where(distance.to(tl.int32, bitcast=True) <= edge, tl.exp(-distance), 0.0)
         first, second = draw_key(tl.load(seed + index), tl.load(position + index))
         speed = tl.div_rn(weight, _arrivals(token, first, second))
