@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from kernel_timing import DRY, DTYPE, HEAD_DIM, HEADS, HIDDEN, KV_HEADS, MLP, VOCABULARY, Paged, milliseconds, random, sized
@@ -15,9 +16,10 @@ from baton.kernels.device.prefill import PrefillTiling, launch_prefill
 BEST = 5
 
 
-def sweep(only: str, copy: float, product: float) -> None:
-    """copy: bytes a second; product: operations a second: of the floors."""
-    for name, sweep_one in (("decode_attention", sweep_decode), ("prefill_attention", sweep_prefill), ("linear_few", sweep_linear)):
+def sweep(only: str, copy: float, product: float, rows: tuple[int, ...]) -> None:
+    """copy: bytes a second; product: operations a second: of the floors. rows: of the products of few rows."""
+    of_rows = partial(sweep_linear, of_rows=rows)
+    for name, sweep_one in (("decode_attention", sweep_decode), ("prefill_attention", sweep_prefill), ("linear_few", of_rows)):
         if only in name:
             sweep_one(name, copy, product)
 
@@ -53,7 +55,7 @@ def sweep_prefill(name: str, _copy: float, product: float) -> None:
         _print(name, f"{length}, pages of {page_size}", runs, 2.0 * HEADS * HEAD_DIM * length * (length + 1) / product)
 
 
-def sweep_linear(name: str, copy: float, _product: float) -> None:
+def sweep_linear(name: str, copy: float, _product: float, of_rows: tuple[int, ...]) -> None:
     shapes = (
         ("qkv", (HEADS + 2 * KV_HEADS) * HEAD_DIM, HIDDEN, False),
         ("o", HIDDEN, HEADS * HEAD_DIM, False),
@@ -63,10 +65,10 @@ def sweep_linear(name: str, copy: float, _product: float) -> None:
     )
     for title, width, depth, gated in shapes:
         weight = random(width, depth, scale=depth**-0.5)
-        for rows in (1,) if DRY else (1, 16):
+        for rows in of_rows:
             x = random(rows, depth)
             runs: dict[str, Callable[[], Any]] = {}
-            for columns, step, splits, warps, stages in _linear_tilings(width):
+            for columns, step, splits, warps, stages in _linear_tilings(width, rows):
                 tiling = LinearTiling(columns, step, splits, warps, stages)
                 runs[str(tiling)] = lambda tiling=tiling, x=x, weight=weight, gated=gated: launch_linear_few(
                     x, weight, None, None, gated, None, tiling
@@ -74,7 +76,11 @@ def sweep_linear(name: str, copy: float, _product: float) -> None:
             _print(name, f"{title}, {rows} x {depth} -> {width}", runs, weight.numel() * DTYPE.itemsize / copy)
 
 
-def _linear_tilings(width: int) -> list[tuple[int, int, int, int, int]]:
+def _linear_tilings(width: int, rows: int) -> list[tuple[int, int, int, int, int]]:
+    if rows > 16:
+        many = [(32, 128, 1, 4, 4), (64, 128, 1, 4, 4), (64, 128, 1, 8, 4), (128, 64, 1, 8, 5), (128, 64, 1, 4, 5)]
+        shared = [(64, 128, 2, 4, 4), (64, 128, 4, 4, 4), (128, 64, 2, 4, 5), (128, 64, 4, 4, 5), (128, 64, 4, 8, 5), (128, 128, 4, 8, 3)]
+        return (many if width > 65536 else many + shared)[: 2 if DRY else None]
     narrow = [(16, 256, 1, 4, 5), (16, 512, 1, 4, 4), (32, 256, 1, 4, 5), (32, 128, 2, 4, 5), (16, 256, 2, 2, 4)]
     wide = [(32, 256, 1, 4, 4), (64, 128, 1, 4, 4), (32, 128, 1, 4, 5), (64, 128, 1, 8, 4), (128, 64, 1, 4, 5)]
     return (narrow if width <= 8192 else wide)[: 2 if DRY else None]

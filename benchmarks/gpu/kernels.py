@@ -1,6 +1,6 @@
 """Every kernel beside its floor: the bytes it must move over the copy bandwidth, or its products over the matrix rate, of the same run.
 
-    python benchmarks/gpu/kernels.py [--only WORD] [--sweep] [--dry]
+    python benchmarks/gpu/kernels.py [--only WORD] [--sweep [--rows N ...]] [--dry]
 
 First each kernel's result is compared with its naive twin's, then it is timed with a cold second-level cache. One JSON line a case: `ratio` is
 the floor over our time (1 is the floor itself), `target` what the ratio must reach, `beside` what else was timed on the same numbers (ms).
@@ -374,6 +374,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--only", default="", help="only kernels whose name has this in it")
     parser.add_argument("--sweep", action="store_true", help="try tilings and print the best, instead")
+    parser.add_argument("--rows", type=int, nargs="+", default=[1] if DRY else [1, 16, 64], help="of the products of few rows that --sweep tries")
     parser.add_argument("--dry", action="store_true", help="on a CPU, with tiny shapes")
     options = parser.parse_args()
     torch.manual_seed(0)
@@ -383,7 +384,7 @@ def main() -> int:
     if options.sweep:
         from kernel_sweep import sweep
 
-        sweep(options.only, copy, product)
+        sweep(options.only, copy, product, tuple(options.rows))
         return 0
     good, seen = True, set()
     for group in GROUPS:
