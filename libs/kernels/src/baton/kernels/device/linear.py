@@ -39,7 +39,7 @@ def default_tiling(num_rows: int, width: int, depth: int, itemsize: int) -> Line
     if itemsize > 2:
         return LinearTiling(columns=32, depth=64, splits=1, num_warps=4, num_stages=2)
     if num_rows > 16:
-        return LinearTiling(columns=32 if width <= 8192 else 64, depth=128, splits=1, num_warps=4, num_stages=4)
+        return _tiling_of_many(width, depth)
     if width > 65536:
         return LinearTiling(columns=64, depth=128, splits=1, num_warps=4, num_stages=4)  # a vocabulary: 0.290 ms on an H200, 0.299 with the next
     # Seen on an H200 at Qwen3-8B's shapes with 1 and with 16 rows: 49 and 49 us (twice 12,288 outputs of 4,096), 28 and 29 (4,096 of 12,288),
@@ -54,6 +54,18 @@ def default_tiling(num_rows: int, width: int, depth: int, itemsize: int) -> Line
     while splits < 8 and width // 16 * splits < 192 and depth // (2 * splits) >= 512:
         splits *= 2
     return LinearTiling(columns=16, depth=256, splits=splits, num_warps=4, num_stages=5)
+
+
+def _tiling_of_many(width: int, depth: int) -> LinearTiling:
+    """For 17 to 64 rows. With 64 at Qwen3-8B's shapes, on an H200: 0.315 instead of 0.344 ms (a vocabulary), 40 instead of 47 us (4,096 of 12,288),
+    20 instead of 21 us (4,096 of 4,096)."""
+    if width > 65536:
+        return LinearTiling(columns=128, depth=64, splits=1, num_warps=8, num_stages=5)
+    if width > 8192:
+        return LinearTiling(columns=64, depth=128, splits=1, num_warps=4, num_stages=4)
+    if 3072 <= width < 6144 and depth >= 2048:
+        return LinearTiling(columns=64, depth=128, splits=2, num_warps=4, num_stages=4)
+    return LinearTiling(columns=32, depth=128, splits=1, num_warps=4, num_stages=4)
 
 
 def _rows_of_few(num_rows: int) -> int:

@@ -17,6 +17,8 @@ INFINITY_BITS = tl.constexpr(0x7F800000)
 NUM_MARKS = tl.constexpr(16)
 FIRST_MARK_BITS = tl.constexpr(0x3E800000)
 MARK_STEP_BITS = tl.constexpr(0x00400000)
+#: Programs of a launch that counts or gathers, about: more of them take longer to find out that there is nothing to do.
+NUM_PROGRAMS = 4 * 132
 #: Gathered tokens that the one program looks at in one go.
 EDGE_BLOCK = 2048
 
@@ -40,8 +42,9 @@ def launch_edge(
     row = (logits, best, temperature, top_k, top_p)
     launch = {"chained": chained, "launch_pdl": chained}
     num_warps = max(1, min(16, block // 256))
-    _count_kernel[(chunks, num_rows)](*row, counts, masses, logits.stride(0), **sizes, block=block, **launch, num_warps=num_warps)
-    _gather_kernel[(chunks, num_rows)](*row, counts, masses, near, logits.stride(0), **sizes, block=block, **launch, num_warps=num_warps)
+    grid = (max(1, min(chunks, NUM_PROGRAMS // max(1, num_rows))), num_rows)
+    _count_kernel[grid](*row, counts, masses, logits.stride(0), **sizes, block=block, **launch, num_warps=num_warps)
+    _gather_kernel[grid](*row, counts, masses, near, logits.stride(0), **sizes, block=block, **launch, num_warps=num_warps)
     few = min(EDGE_BLOCK, triton.next_power_of_2(vocab_size))
     _edge_kernel[(num_rows,)](
         best, ids, *row[2:], min_p, counts, masses, near, largest, edge, tokens, **sizes, block=few, **launch, num_warps=max(1, min(8, few // 256))
@@ -88,24 +91,25 @@ def _count_kernel(  # type: ignore[no-untyped-def]
     block: tl.constexpr,
     chained: tl.constexpr,
 ):
-    """Of a chunk, within each mark: how many tokens, and their mass."""
+    """Of each chunk, within each mark: how many tokens, and their mass."""
     await_predecessor(chained)
-    chunk = tl.program_id(0)
     index = tl.program_id(1).to(tl.int64)
     heat, kept, nucleus = tl.load(temperature + index), tl.load(top_k + index), tl.load(top_p + index)
     by_count = (kept > 0) & (kept < vocab_size)
-    largest, finite = _largest(best, index, chunks, lanes)
-    if finite & (heat > 0.0) & (by_count | (nucleus < 1.0)):
-        token = chunk * block + tl.arange(0, block)
-        distance = distances(logits + index * stride, token, largest, heat, vocab_size)
-        bits = tl.where(token < vocab_size, distance.to(tl.int32, bitcast=True), 2147483647)
-        weight = tl.exp(-distance).to(tl.float64)
-        place = (index * chunks + chunk) * NUM_MARKS
-        for number in tl.static_range(NUM_MARKS):
-            within = bits <= _mark(number)
-            tl.store(counts + place + number, tl.sum(within.to(tl.int32), axis=0))
-            if by_count == 0:
-                tl.store(masses + place + number, tl.sum(tl.where(within, weight, 0.0), axis=0))
+    if (heat > 0.0) & (by_count | (nucleus < 1.0)):
+        largest, finite = _largest(best, index, chunks, lanes)
+        if finite:
+            for chunk in range(tl.program_id(0), chunks, tl.num_programs(0)):
+                token = chunk * block + tl.arange(0, block)
+                distance = distances(logits + index * stride, token, largest, heat, vocab_size)
+                bits = tl.where(token < vocab_size, distance.to(tl.int32, bitcast=True), 2147483647)
+                weight = tl.exp(-distance).to(tl.float64)
+                place = (index * chunks + chunk) * NUM_MARKS
+                for number in tl.static_range(NUM_MARKS):
+                    within = bits <= _mark(number)
+                    tl.store(counts + place + number, tl.sum(within.to(tl.int32), axis=0))
+                    if by_count == 0:
+                        tl.store(masses + place + number, tl.sum(tl.where(within, weight, 0.0), axis=0))
 
 
 @triton.jit  # type: ignore[untyped-decorator]
@@ -148,22 +152,23 @@ def _gather_kernel(  # type: ignore[no-untyped-def]
     block: tl.constexpr,
     chained: tl.constexpr,
 ):
-    """The distances (bits) of a chunk's tokens within the row's mark, to their places in `near`: in the order of tokens, whoever comes first."""
+    """The distances (bits) of each chunk's tokens within the row's mark, to their places in `near`: in the order of tokens, whoever comes first."""
     await_predecessor(chained)
-    chunk = tl.program_id(0)
     index = tl.program_id(1).to(tl.int64)
     heat, kept, nucleus = tl.load(temperature + index), tl.load(top_k + index), tl.load(top_p + index)
     by_count = (kept > 0) & (kept < vocab_size)
-    largest, finite = _largest(best, index, chunks, lanes)
-    if finite & (heat > 0.0) & (by_count | (nucleus < 1.0)):
-        chosen, _, _, _ = _enough(counts, masses, index, kept, nucleus, by_count, chunks, lanes)
-        lane = tl.arange(0, lanes)
-        mine = tl.load(counts + (index * chunks + lane) * NUM_MARKS + chosen, mask=lane < chunk, other=0)
-        token = chunk * block + tl.arange(0, block)
-        bits = distances(logits + index * stride, token, largest, heat, vocab_size).to(tl.int32, bitcast=True)
-        within = (token < vocab_size) & (bits <= _mark(chosen))
-        place = tl.sum(mine, axis=0) + tl.cumsum(within.to(tl.int32), axis=0) - 1
-        tl.store(near + index * vocab_size + place, bits, mask=within)
+    if (heat > 0.0) & (by_count | (nucleus < 1.0)):
+        largest, finite = _largest(best, index, chunks, lanes)
+        if finite:
+            chosen, _, _, _ = _enough(counts, masses, index, kept, nucleus, by_count, chunks, lanes)
+            lane = tl.arange(0, lanes)
+            held = tl.load(counts + (index * chunks + lane) * NUM_MARKS + chosen, mask=lane < chunks, other=0)
+            for chunk in range(tl.program_id(0), chunks, tl.num_programs(0)):
+                token = chunk * block + tl.arange(0, block)
+                bits = distances(logits + index * stride, token, largest, heat, vocab_size).to(tl.int32, bitcast=True)
+                within = (token < vocab_size) & (bits <= _mark(chosen))
+                place = tl.sum(tl.where(lane < chunk, held, 0), axis=0) + tl.cumsum(within.to(tl.int32), axis=0) - 1
+                tl.store(near + index * vocab_size + place, bits, mask=within)
 
 
 @triton.jit  # type: ignore[untyped-decorator]
