@@ -101,6 +101,24 @@ def test_it_serves_without_rights_and_ends_at_the_signal(here: Engine, gateway: 
     print(f"stopped after {time.monotonic() - began:.1f} s")
 
 
+def test_a_stop_right_after_the_start_is_heard(here: Engine, image: str, tmp_path: Path) -> None:
+    """Python is process 1 there, and the kernel keeps from that one what it has no handler for: docker would wait, and kill."""
+    model = tiny_tokenizer(tmp_path / "tiny")
+    words = ("--volume", f"{model}:/model:ro", "--env", "BATON_GATEWAY_MODEL_PATH=/model", "--env", "BATON_GATEWAY_PLAIN=127.0.0.1:9")
+    for wait_s in (0.0, 0.1, 0.3, 0.0, 0.2):
+        name = here("run", "--detach", *READ_ONLY, *words, image).strip()
+        try:
+            time.sleep(wait_s)
+            began = time.monotonic()
+            here("stop", "--time", "20", name, timeout_s=60)
+            took_s = time.monotonic() - began
+            print(f"stopped {wait_s:g} s after the start: took {took_s:.1f} s")
+            assert json.loads(here("inspect", name))[0]["State"]["ExitCode"] == 0, here("logs", name)
+            assert took_s < 10
+        finally:
+            here("rm", "--force", name)
+
+
 @pytest.mark.full
 def test_buildah_builds_it_without_a_daemon(here: Engine, context: Path, tmp_path: Path) -> None:
     if shutil.which("buildah") is None or os.geteuid():

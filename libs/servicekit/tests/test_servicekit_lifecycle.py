@@ -19,7 +19,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 SERVICE = """
 import asyncio, sys, time
 from pathlib import Path
-from baton.servicekit import ListenSettings, LogSettings, configure_logs, run
+from baton.servicekit import ListenSettings, LogSettings, SecretFileError, configure_logs, run
 
 mode, ready_file, parent_pid = sys.argv[1], Path(sys.argv[2]), int(sys.argv[3])
 listen = ListenSettings(ready_file=ready_file, parent_pid=parent_pid or None, drain_timeout_s=0.0 if mode == "hang" else 30.0)
@@ -28,6 +28,10 @@ configure_logs(LogSettings(), service="probe", instance_id="probe-1")
 async def main(life):
     if mode == "raise":
         raise OSError("no disk")
+    if mode == "bad file":
+        raise SecretFileError("--key-file='keys': there is no key in it")
+    if mode == "folder gone":
+        ready_file.parent.rmdir()
     if mode == "loading":
         print("loading", flush=True)
         await asyncio.to_thread(time.sleep, 60)
@@ -131,6 +135,20 @@ def test_a_failure_exits_with_one_and_is_logged(probes: list[Probe], tmp_path: P
     assert status == 1
     assert said in err
     assert not probe.ready_file.exists()
+
+
+def test_a_file_that_settings_name_and_that_cannot_be_used_exits_with_two(probes: list[Probe], tmp_path: Path) -> None:
+    status, _, err = start(probes, "bad file", tmp_path).end()
+    assert (status, err) == (2, "baton-probe: --key-file='keys': there is no key in it\n")
+
+
+def test_a_ready_file_that_cannot_be_written_any_more_is_told_in_one_line(probes: list[Probe], tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    folder.mkdir()
+    status, _, err = start(probes, "folder gone", folder).end()
+    assert status == 1
+    assert f"baton-probe: --ready-file='{folder / 'ready.json'}' could be written when this service started and cannot be now: No such file" in err
+    assert "Traceback" not in err
 
 
 def test_a_killed_launcher_takes_the_service_with_it(tmp_path: Path) -> None:

@@ -6,7 +6,17 @@ from typing import ClassVar, Literal
 import pytest
 from pydantic import Field, SecretStr
 
-from baton.servicekit import ListenSettings, LogSettings, ServiceSettings, SettingsError, TlsSettings, TraceSettings
+from baton.servicekit import (
+    ListenSettings,
+    LogSettings,
+    MetricsSettings,
+    Port,
+    ServiceSettings,
+    SettingsError,
+    TlsSettings,
+    TraceSettings,
+    check_ports,
+)
 
 
 class ProbeSettings(ServiceSettings):
@@ -90,11 +100,65 @@ def test_a_bad_value_stops_and_is_named(environ: dict[str, str], argv: list[str]
     assert said in str(caught.value)
 
 
-@pytest.mark.parametrize(("flags", "ending"), [(["--ratio", "2"], "It is CPU share."), (["--page-size", "0"], "It is tokens a page.")])
+@pytest.mark.parametrize(
+    ("flags", "ending"), [(["--ratio", "2"], "What it sets: CPU share."), (["--page-size", "0"], "What it sets: Tokens a page.")]
+)
 def test_a_bad_value_is_told_with_what_it_is(flags: list[str], ending: str) -> None:
     with pytest.raises(SettingsError) as error:
         load(flags)
     assert str(error.value).endswith(ending)
+
+
+def test_a_rule_of_ours_is_told_in_our_words() -> None:
+    with pytest.raises(SettingsError) as error:
+        load(["--instance-id", "a b"], BATON_TLS_CERT_FILE="/c")
+    assert "Value error" not in str(error.value)
+    with pytest.raises(SettingsError) as error:
+        load(BATON_TLS_CERT_FILE="/c")
+    assert str(error.value).startswith("--tls-cert-file and --tls-key-file go together")
+
+
+@pytest.mark.parametrize(
+    ("place", "why"), [("none/ready.json", "No such file or directory"), ("", "this is a folder"), ("file/ready.json", "Not a directory")]
+)
+def test_a_ready_file_that_cannot_be_written_is_a_bad_value(tmp_path: Path, place: str, why: str) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(SettingsError, match=f"BATON_PROBE_READY_FILE='{tmp_path / place}': .*{why}.*File that is written once"):
+        load(BATON_PROBE_READY_FILE=str(tmp_path / place))
+
+
+def test_a_ready_file_is_tried_and_left_as_it_is(tmp_path: Path) -> None:
+    ready = tmp_path / "ready.json"
+    load(["--ready-file", str(ready)])
+    assert list(tmp_path.iterdir()) == []
+    ready.write_text("another process's")
+    load(["--ready-file", str(ready)])
+    assert [path.read_text() for path in tmp_path.iterdir()] == ["another process's"]
+
+
+def ports(*numbers: int, hosts: tuple[str, ...] = ()) -> list[Port]:
+    return [Port(f"--port-{index}", (hosts or ("10.0.0.1",) * 9)[index], number) for index, number in enumerate(numbers)]
+
+
+@pytest.mark.parametrize("wanted", [ports(1, 2, 3), ports(0, 0), ports(1, 1, hosts=("10.0.0.1", "10.0.0.2")), []])
+def test_ports_that_differ(wanted: list[Port]) -> None:
+    check_ports(wanted)
+
+
+@pytest.mark.parametrize("hosts", [(), ("0.0.0.0", "", "127.0.0.1"), ("127.0.0.1", "", "::")])
+def test_two_equal_ports_are_named(hosts: tuple[str, ...]) -> None:
+    with pytest.raises(ValueError, match=r"^--port-0 and --port-2 are both 7000: give each a port of its own, or 0"):
+        check_ports(ports(7000, 1, 7000, hosts=hosts))
+
+
+def test_metrics_ports_of_several_processes() -> None:
+    scraped = MetricsSettings(exporter=("prometheus",), port=9464)
+    assert scraped.ports("h", 2) == [Port("--metrics-port", "h", 9464), Port("--metrics-port + 1", "h", 9465)]
+    assert MetricsSettings(exporter=("otlp",)).ports("h") == []
+    assert MetricsSettings(exporter=("prometheus",), port=0, host="other").ports("h", 2) == [
+        Port("--metrics-port", "other", 0),
+        Port("--metrics-port + 1", "other", 0),
+    ]
 
 
 def test_every_problem_is_told_at_once() -> None:

@@ -206,6 +206,13 @@ def run(*arguments: str, **environ: str) -> subprocess.CompletedProcess[str]:
         (["--model-path", "/no/such", "--plain", "a:1"], ["/no/such", "no such folder"]),
         (["--model-path", "FOLDER", "--plain", "a:1", "--waiting-timeout-s", "0"], ["--waiting-timeout-s='0'"]),
         (["--model-path", "EMPTY", "--plain", "a:1"], ["tokenizer.json is missing"]),
+        (["--model-path", "FOLDER", "--plain", "a:1", "--ready-file", "/no/such/ready.json"], ["--ready-file='/no/such/ready.json'", "'/no/such'"]),
+        (["--model-path", "FOLDER", "--plain", "a:1", "--port", "7000", "--http-port", "7000"], ["--port and --http-port are both 7000"]),
+        (
+            ["--model-path", "FOLDER", "--plain", "a:1", "--tls-cert-file", "/no/cert", "--tls-key-file", "/no/key"],
+            ["--tls-key-file='/no/key': No such file"],
+        ),
+        (["--model-path", "FOLDER", "--plain", "a:1", "--api-key-file", "/no/keys"], ["--api-key-file='/no/keys': No such file"]),
     ],
 )
 def test_a_bad_setting_stops_the_start_and_names_itself(model_folder: Path, tmp_path: Path, arguments: list[str], words: list[str]) -> None:

@@ -1,6 +1,13 @@
 """The `baton` command: each subcommand lives in a file of its own."""
 
 import sys
+
+if __name__ == "__main__":  # `python -m baton.cli.main` is `python -m baton.cli`: signals are answered before the imports below
+    from baton.cli.__main__ import main as start
+
+    start()
+    sys.exit()
+
 from importlib.metadata import version
 from typing import Annotated
 
@@ -55,7 +62,3 @@ def app() -> None:
         sys.exit(1)
     except StopAskedError:
         sys.exit(130)
-
-
-if __name__ == "__main__":
-    app()

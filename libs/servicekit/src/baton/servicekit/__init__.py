@@ -8,6 +8,7 @@ from baton.servicekit.identity import new_instance_id
 from baton.servicekit.lifecycle import Lifecycle, run
 from baton.servicekit.logs import configure_logs, get_logger
 from baton.servicekit.metrics import Buckets, FailedRoom, Metrics, configure_metrics
+from baton.servicekit.ports import Port, check_ports
 from baton.servicekit.secret_file import watch_secrets
 from baton.servicekit.server import GrpcServer, join_address
 from baton.servicekit.settings import ServiceSettings, SettingsGroup
@@ -29,6 +30,7 @@ __all__ = [
     "LogSettings",
     "Metrics",
     "MetricsSettings",
+    "Port",
     "SecretFileError",
     "ServiceSettings",
     "ServicekitError",
@@ -42,6 +44,7 @@ __all__ = [
     "TraceSettings",
     "Tracing",
     "Watched",
+    "check_ports",
     "configure_logs",
     "configure_metrics",
     "configure_tracing",

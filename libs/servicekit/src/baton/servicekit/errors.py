@@ -8,7 +8,8 @@ class ServicekitError(Exception):
 
 
 class SettingsError(ServicekitError):
-    """The operator's mistake: settings that cannot be used. One line a setting; each names the variable or flag and the value."""
+    """The operator's mistake: settings, or files that they name, that cannot be used. One line a setting; each names the variable or flag and
+    the value."""
 
 
 class StartError(ServicekitError):
@@ -19,11 +20,11 @@ class AddressUnavailableError(ServicekitError):
     """The address that a server was told to listen on cannot be bound."""
 
 
-class TlsError(ServicekitError):
+class TlsError(SettingsError):
     """A certificate, key or CA file is missing, unreadable or expired, or the key is not the certificate's."""
 
 
-class SecretFileError(ServicekitError):
+class SecretFileError(SettingsError):
     """A file of secrets or of API keys is missing, unreadable or wrong. The message names the file and the line's number, never what is in it."""
 
 

@@ -9,7 +9,9 @@ from typing import ClassVar, Literal
 
 from pydantic import Field, field_validator, model_validator
 
+from baton.servicekit.files import check_writable
 from baton.servicekit.identity import check_instance_id
+from baton.servicekit.ports import Port
 from baton.servicekit.settings import SettingsGroup
 
 
@@ -30,6 +32,14 @@ class ListenSettings(SettingsGroup):
     @classmethod
     def _check_instance_id(cls, value: str | None) -> str | None:
         return None if value is None else check_instance_id(value)
+
+    @field_validator("ready_file")
+    @classmethod
+    def _check_ready_file(cls, value: Path | None) -> Path | None:
+        """Now, and not when the model is loaded and ports are open."""
+        if value is not None:
+            check_writable(value)
+        return value
 
     def is_loopback(self) -> bool:
         """Whether only this host's processes reach it."""
@@ -68,6 +78,10 @@ class TraceSettings(SettingsGroup):
     failures: bool = Field(default=True, description="Whether traces of what failed are sent though OTEL_TRACES_SAMPLER did not choose them.")
 
 
+#: Where Prometheus finds each service when nobody says otherwise.
+METRICS_PORTS = {"gateway": 9464, "prefill": 9465, "decode": 9466}
+
+
 class MetricsSettings(SettingsGroup):
     """Where metrics go. How OTLP pushes is set by OpenTelemetry's own variables (OTEL_EXPORTER_OTLP_ENDPOINT, OTEL_METRIC_EXPORT_INTERVAL, ...)."""
 
@@ -78,7 +92,9 @@ class MetricsSettings(SettingsGroup):
         json_schema_extra={"env": "OTEL_METRICS_EXPORTER"},
     )
     host: str | None = Field(default=None, description="Address of the metrics port; --host when not set.")
-    port: int = Field(default=9464, ge=0, le=65535, description="Port that Prometheus scrapes, at /metrics; 0 lets the system choose.")
+    port: int = Field(
+        default=METRICS_PORTS["gateway"], ge=0, le=65535, description="Port that Prometheus scrapes, at /metrics; 0 lets the system choose."
+    )
     tls: bool = Field(default=True, description="Whether the metrics port shows, and asks for, the certificates of --tls-*, where there are any.")
 
     @field_validator("exporter")
@@ -87,6 +103,15 @@ class MetricsSettings(SettingsGroup):
         if "none" in value and len(value) > 1:
             raise ValueError("none stands alone")
         return value
+
+    def ports(self, host: str, num_processes: int = 1) -> list[Port]:
+        """Where Prometheus will find a service that listens on `host`: a port for each of its processes; none where it does not look."""
+        if "prometheus" not in self.exporter:
+            return []
+        numbers = [self.port + index if self.port else 0 for index in range(num_processes)]
+        return [
+            Port("--metrics-port" if not index else f"--metrics-port + {index}", self.host or host, number) for index, number in enumerate(numbers)
+        ]
 
 
 class TlsSettings(SettingsGroup):

@@ -9,11 +9,11 @@ import os
 import signal
 import sys
 from collections.abc import Awaitable, Callable, Mapping
-from pathlib import Path
 
 import uvloop
 
-from baton.servicekit.errors import ServicekitError
+from baton.servicekit.errors import ServicekitError, SettingsError, StartError
+from baton.servicekit.files import write_atomically
 from baton.servicekit.groups import ListenSettings
 from baton.servicekit.logs import get_logger
 from baton.servicekit.parent import ParentWatch
@@ -42,12 +42,21 @@ class Lifecycle:
         self._ready_file = listen.ready_file
 
     def ready(self, addresses: Mapping[str, str]) -> None:
-        """Writes the ready file, whole or not at all: {"service", "instance_id", "pid", "addresses": {"grpc": "host:port", ...}}."""
+        """Writes the ready file, whole or not at all: {"service", "instance_id", "pid", "addresses": {"grpc": "host:port", ...}}.
+
+        Raises StartError where it cannot be written any more.
+        """
         self.was_ready = True
         log.info("ready", **{f"{name}_address": address for name, address in addresses.items()})
         if self._ready_file is not None:
             record = {"service": self.service, "instance_id": self.instance_id, "pid": os.getpid(), "addresses": dict(addresses)}
-            write_atomically(self._ready_file, json.dumps(record) + "\n")
+            try:
+                write_atomically(self._ready_file, json.dumps(record) + "\n")
+            except OSError as error:
+                problem = (
+                    f"--ready-file={str(self._ready_file)!r} could be written when this service started and cannot be now: {error.strerror or error}"
+                )
+                raise StartError(problem) from error
 
     def not_ready(self) -> None:
         """Removes the ready file, if it is this process's."""
@@ -89,8 +98,8 @@ def run(
     """Runs `main` on a fresh event loop until it returns; the process's exit status. The loop is uvloop's: a report of tokens costs a worker's front
     a fifth less on it than on asyncio's own.
 
-    0: stopped as asked (before it was ready: without coming back here). 1: `main` raised or called `fail`. 130 / 143: a second SIGINT / SIGTERM
-    cut the drain short.
+    0: stopped as asked (before it was ready: without coming back here). 1: `main` raised or called `fail`. 2: it raised SettingsError: a file that
+    the settings name cannot be used, and starting again would not help. 130 / 143: a second SIGINT / SIGTERM cut the drain short.
     """
     sys.setswitchinterval(LOCK_TURN_S)
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
@@ -123,7 +132,7 @@ async def _supervise(main: Callable[[Lifecycle], Awaitable[None]], service: str,
         return 128 + cut_short[0] if cut_short else 1
     except ServicekitError as error:  # the operator's mistake: its message is enough
         print(f"baton-{service}: {error}", file=sys.stderr)  # noqa: T201
-        return 1
+        return 2 if isinstance(error, SettingsError) else 1
     except Exception as error:
         log.exception("failed", error=str(error))
         return 1
@@ -135,10 +144,3 @@ async def _supervise(main: Callable[[Lifecycle], Awaitable[None]], service: str,
         log.error("stopped by a failure", error=repr(life.failure))
         return 1
     return 0
-
-
-def write_atomically(path: Path, text: str) -> None:
-    """Replaces `path`, so that a reader sees the old text or the new, never half of it."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    temporary.write_text(text)
-    temporary.replace(path)

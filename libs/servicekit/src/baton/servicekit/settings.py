@@ -21,6 +21,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, Self
 
 from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic_core import ErrorDetails
 
 from baton.servicekit.errors import SettingsError
 from baton.servicekit.fields import Setting, describe
@@ -87,12 +88,17 @@ def _explain(error: ValidationError, settings: Sequence[Setting], origins: Origi
         place = tuple(str(part) for part in item["loc"])
         setting = by_path.get(place[:1]) or by_path.get(place[:2])
         if setting is None:  # a rule about several settings at once names them itself
-            lines.append(item["msg"])
+            lines.append(_reason(item))
         elif item["type"] == "missing":
             lines.append(f"{setting.flag} (or {setting.env}) is required: {setting.description}")
         else:
-            lines.append(_bad_value(setting, origins.get(setting.path), item["msg"]))
+            lines.append(_bad_value(setting, origins.get(setting.path), _reason(item)))
     return lines
+
+
+def _reason(item: ErrorDetails) -> str:
+    """Our own words where the rule is ours: pydantic would put "Value error, " before them."""
+    return str(item["ctx"]["error"]) if item["type"] == "value_error" else item["msg"]
 
 
 def _bad_value(setting: Setting, origin: tuple[str, str] | None, message: str) -> str:
@@ -101,5 +107,4 @@ def _bad_value(setting: Setting, origin: tuple[str, str] | None, message: str) -
     hint = ""
     if value.startswith("tcp://") and name.endswith("_PORT"):
         hint = " (Kubernetes wrote this variable for a service of the same name: set enableServiceLinks: false in the pod)"
-    first = setting.description[0] if setting.description[1:2].isupper() else setting.description[0].lower()  # CPU stays CPU
-    return f"{name}={shown}: {message}{hint}. It is {first}{setting.description[1:]}"
+    return f"{name}={shown}: {message}{hint}. What it sets: {setting.description}"

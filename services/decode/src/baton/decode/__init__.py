@@ -1,8 +1,6 @@
-"""The decode server (and the plain server): receives KV pages and streams the answer."""
+"""The decode server (and the plain server): receives KV pages and streams the answer.
 
-from baton.decode.config import DecodeSettings
-from baton.decode.errors import DecodeError, PairRefusedError, SessionEndedError
-from baton.decode.importer import Importer
-from baton.decode.peers import PeerSet
+Nothing is imported here: the entry point comes through this file before it answers signals.
+"""
 
-__all__ = ["DecodeError", "DecodeSettings", "Importer", "PairRefusedError", "PeerSet", "SessionEndedError"]
+__all__: list[str] = []

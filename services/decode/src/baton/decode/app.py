@@ -2,8 +2,14 @@
 
 from __future__ import annotations
 
-import asyncio
 import sys
+
+if __name__ == "__main__":  # `python -m baton.decode.app` is `python -m baton.decode`: signals are answered before the imports below
+    from baton.decode.__main__ import main as start
+
+    sys.exit(start())
+
+import asyncio
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack
@@ -104,22 +110,22 @@ def main(argv: Sequence[str] | None = None) -> int:
         settings = load_settings(argv)
         instance_id = settings.listen.instance_id or new_instance_id(settings.role)
         configure_logs(settings.log, service="decode", instance_id=instance_id)
+        tls = TlsFiles(settings.tls)
         tracing = configure_tracing(settings.traces, service="decode", instance_id=instance_id)
         metrics = configure_metrics(settings.metrics, service="decode", instance_id=instance_id, role=settings.role)
     except SettingsError as error:
         print(f"baton-decode: {error}", file=sys.stderr)  # noqa: T201
         return 2
     try:
-        serve = partial(_serve, settings=settings, instance_id=instance_id, tracing=tracing, metrics=metrics)
+        serve = partial(_serve, settings=settings, tls=tls, instance_id=instance_id, tracing=tracing, metrics=metrics)
         return run(serve, service="decode", instance_id=instance_id, listen=settings.listen)
     finally:
         tracing.shutdown()
         metrics.shutdown()
 
 
-async def _serve(life: Lifecycle, *, settings: DecodeSettings, instance_id: str, tracing: Tracing, metrics: Metrics) -> None:
+async def _serve(life: Lifecycle, *, settings: DecodeSettings, tls: TlsFiles, instance_id: str, tracing: Tracing, metrics: Metrics) -> None:
     receiver: _Receiver | None = None
-    tls = TlsFiles(settings.tls)
     async with AsyncExitStack() as undo:
         try:
             loaded = await asyncio.to_thread(_load, settings)
@@ -278,7 +284,3 @@ def _sglang_door(settings: DecodeSettings, front: WorkerFront, obstacle: Callabl
         )
     except ModelFilesError as error:
         raise StartError(str(error)) from error
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -7,9 +7,10 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import ClassVar, Literal
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
-from baton.servicekit import ListenSettings, LogSettings, MetricsSettings, ServiceSettings, TlsSettings, TraceSettings
+from baton.servicekit import ListenSettings, LogSettings, MetricsSettings, Port, ServiceSettings, TlsSettings, TraceSettings, check_ports
+from baton.servicekit.groups import METRICS_PORTS
 from baton.workerkit import EngineSettings, JoinSettings, SglangSettings, TransferSettings
 
 #: Prompt tokens beside the answers of one decode step, when nobody says how many.
@@ -37,12 +38,18 @@ class DecodeSettings(ServiceSettings):
     join: JoinSettings = JoinSettings()
     log: LogSettings = LogSettings()
     traces: TraceSettings = TraceSettings()
-    metrics: MetricsSettings = MetricsSettings(port=9466)
+    metrics: MetricsSettings = MetricsSettings(port=METRICS_PORTS["decode"])
     tls: TlsSettings = TlsSettings()
 
     def prompt_budget(self) -> int | None:
         """A plain server is what a split is compared with: it has the whole step, as elsewhere. Decode promises short steps."""
         return MIXED_PROMPT_TOKENS if self.mixed_prompt_tokens is None and self.role == "decode" else self.mixed_prompt_tokens
+
+    @model_validator(mode="after")
+    def _check_ports(self) -> DecodeSettings:
+        host = self.listen.host
+        check_ports([Port("--port", host, self.listen.port), Port("--sglang-port", host, self.sglang.port or 0), *self.metrics.ports(host)])
+        return self
 
 
 def load_settings(argv: Sequence[str] | None = None, environ: Mapping[str, str] | None = None) -> DecodeSettings:

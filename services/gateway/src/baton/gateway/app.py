@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+import sys
+
+if __name__ == "__main__":  # `python -m baton.gateway.app` is `python -m baton.gateway`: signals are answered before the imports below
+    from baton.gateway.__main__ import main as start
+
+    sys.exit(start())
+
 import asyncio
 import contextlib
 import os
-import sys
 import time
 from collections.abc import AsyncIterator, Callable
 from typing import Any
@@ -334,7 +340,3 @@ def lead(settings: GatewaySettings, instance_id: str) -> int:
     parent = Parent(settings, instance_id, sys.argv[1:])
     status = run(parent.run, service="gateway", instance_id=instance_id, listen=settings.listen)
     return status or parent.status
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -10,8 +10,9 @@ from pydantic import Field, ValidationInfo, field_validator, model_validator
 from baton.gateway.dialect import ReasoningFormat, ToolCallFormat
 from baton.gateway.retry import KVLoadFailurePolicy
 from baton.gateway.routing import RoutingPolicy
-from baton.servicekit import ListenSettings, LogSettings, MetricsSettings, ServiceSettings, TlsSettings, TraceSettings
+from baton.servicekit import ListenSettings, LogSettings, MetricsSettings, Port, ServiceSettings, TlsSettings, TraceSettings, check_ports
 from baton.servicekit.etcd import parse_endpoint
+from baton.servicekit.groups import METRICS_PORTS
 from baton.wire.member import check_address
 
 
@@ -23,7 +24,7 @@ class GatewaySettings(ServiceSettings):
     listen: ListenSettings = ListenSettings(port=8001)
     log: LogSettings = LogSettings()
     traces: TraceSettings = TraceSettings()
-    metrics: MetricsSettings = MetricsSettings(port=9464)
+    metrics: MetricsSettings = MetricsSettings(port=METRICS_PORTS["gateway"])
     tls: TlsSettings = TlsSettings()
     client_ca_file: Path | None = Field(default=None, description="PEM certificates that sign clients' ones; --tls-ca-file when not set.")
     client_certificates: bool = Field(default=True, description="Whether clients must show a certificate, where a file says who signs them.")
@@ -165,6 +166,12 @@ class GatewaySettings(ServiceSettings):
             raise ValueError(
                 f"--instance-id={instance_id} has {len(instance_id)} characters; with --processes it has at most {room}: a number follows"
             )
+        return self
+
+    @model_validator(mode="after")
+    def _check_ports(self) -> GatewaySettings:
+        fronts = [Port("--port", self.listen.host, self.listen.port), Port("--http-port", self.http_address_host, self.http_port)]
+        check_ports([*fronts, *self.metrics.ports(self.listen.host, self.processes)])
         return self
 
     @model_validator(mode="after")

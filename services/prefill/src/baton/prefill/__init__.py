@@ -1,8 +1,6 @@
-"""The prefill server: computes prompts and writes their KV pages into decode slots."""
+"""The prefill server: computes prompts and writes their KV pages into decode slots.
 
-from baton.prefill.bootstrap import BootstrapServicer
-from baton.prefill.config import PrefillSettings
-from baton.prefill.errors import BadPublicationError, PrefillError
-from baton.prefill.exporter import Exporter
+Nothing is imported here: the entry point comes through this file before it answers signals.
+"""
 
-__all__ = ["BadPublicationError", "BootstrapServicer", "Exporter", "PrefillError", "PrefillSettings"]
+__all__: list[str] = []

@@ -2,8 +2,14 @@
 
 from __future__ import annotations
 
-import asyncio
 import sys
+
+if __name__ == "__main__":  # `python -m baton.prefill.app` is `python -m baton.prefill`: signals are answered before the imports below
+    from baton.prefill.__main__ import main as start
+
+    sys.exit(start())
+
+import asyncio
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -27,6 +33,7 @@ from baton.servicekit import (
     StartError,
     TlsFiles,
     Tracing,
+    Watched,
     configure_logs,
     configure_metrics,
     configure_tracing,
@@ -72,32 +79,47 @@ class _Machine:
     vocab_size: int
 
 
+@dataclass(frozen=True, slots=True)
+class _Files:
+    """What settings name and is read again when it changes."""
+
+    tls: TlsFiles
+    secrets: Watched[TicketKeys] | None
+
+    @classmethod
+    def read(cls, settings: PrefillSettings) -> _Files:
+        """Before anything that takes long. Raises TlsError, SecretFileError."""
+        path = settings.ticket_secret_file
+        return cls(TlsFiles(settings.tls), None if path is None else watch_secrets("--ticket-secret-file", path, TicketKeys))
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     try:
         settings = load_settings(argv)
         instance_id = settings.listen.instance_id or new_instance_id("prefill")
         configure_logs(settings.log, service="prefill", instance_id=instance_id)
+        files = _Files.read(settings)
         tracing = configure_tracing(settings.traces, service="prefill", instance_id=instance_id)
         metrics = configure_metrics(settings.metrics, service="prefill", instance_id=instance_id)
     except SettingsError as error:
         print(f"baton-prefill: {error}", file=sys.stderr)  # noqa: T201
         return 2
     try:
-        serve = partial(_serve, settings=settings, instance_id=instance_id, tracing=tracing, metrics=metrics)
+        serve = partial(_serve, settings=settings, files=files, instance_id=instance_id, tracing=tracing, metrics=metrics)
         return run(serve, service="prefill", instance_id=instance_id, listen=settings.listen)
     finally:
         tracing.shutdown()
         metrics.shutdown()
 
 
-async def _serve(life: Lifecycle, *, settings: PrefillSettings, instance_id: str, tracing: Tracing, metrics: Metrics) -> None:
+async def _serve(life: Lifecycle, *, settings: PrefillSettings, files: _Files, instance_id: str, tracing: Tracing, metrics: Metrics) -> None:
     undo = ExitStack()
     try:
         try:
             machine = await asyncio.to_thread(_build, settings, instance_id, undo)
         except (EngineError, TransferError) as error:
             raise StartError(str(error)) from error
-        await _serve_machine(life, machine, settings, instance_id, tracing, metrics)
+        await _serve_machine(life, machine, settings, files, instance_id, tracing, metrics)
     finally:
         await asyncio.to_thread(undo.close)
 
@@ -135,12 +157,10 @@ def _build(settings: PrefillSettings, instance_id: str, undo: ExitStack) -> _Mac
     return _Machine(memories, layout, exporter, engine, mark, prepared.model.config.vocab_size)
 
 
-async def _serve_machine(life: Lifecycle, machine: _Machine, settings: PrefillSettings, instance_id: str, tracing: Tracing, metrics: Metrics) -> None:
-    listen, engine = settings.listen, machine.engine
-    tls = TlsFiles(settings.tls)
-    secrets = None
-    if settings.ticket_secret_file is not None:
-        secrets = watch_secrets("--ticket-secret-file", settings.ticket_secret_file, TicketKeys)
+async def _serve_machine(
+    life: Lifecycle, machine: _Machine, settings: PrefillSettings, files: _Files, instance_id: str, tracing: Tracing, metrics: Metrics
+) -> None:
+    listen, engine, tls, secrets = settings.listen, machine.engine, files.tls, files.secrets
     here = Here(instance_id, machine.fingerprint, machine.rank_layout, machine.memories)
     bootstrap = BootstrapServicer(machine.exporter, here, TicketGate(instance_id, secrets))
     bootstrap_server = GrpcServer(listen.host, settings.bootstrap_port, tls=tls, options=SERVER_OPTIONS, port_flag="--bootstrap-port")
@@ -213,7 +233,3 @@ def _sglang_door(settings: PrefillSettings, front: WorkerFront, exporter: Export
         )
     except ModelFilesError as error:
         raise StartError(str(error)) from error
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -10,7 +10,8 @@ from typing import ClassVar
 
 from pydantic import Field, model_validator
 
-from baton.servicekit import ListenSettings, LogSettings, MetricsSettings, ServiceSettings, TlsSettings, TraceSettings
+from baton.servicekit import ListenSettings, LogSettings, MetricsSettings, Port, ServiceSettings, TlsSettings, TraceSettings, check_ports
+from baton.servicekit.groups import METRICS_PORTS
 from baton.workerkit import EngineSettings, JoinSettings, SglangSettings, TransferSettings
 
 
@@ -32,13 +33,20 @@ class PrefillSettings(ServiceSettings):
     join: JoinSettings = JoinSettings()
     log: LogSettings = LogSettings()
     traces: TraceSettings = TraceSettings()
-    metrics: MetricsSettings = MetricsSettings(port=9465)
+    metrics: MetricsSettings = MetricsSettings(port=METRICS_PORTS["prefill"])
     tls: TlsSettings = TlsSettings()
 
     @model_validator(mode="after")
     def _check_tickets(self) -> PrefillSettings:
         if self.sglang.port is not None and self.ticket_secret_file is not None:
             raise ValueError("--sglang-port and --ticket-secret-file exclude each other: a gateway that is not ours signs no tickets for its rooms")
+        return self
+
+    @model_validator(mode="after")
+    def _check_ports(self) -> PrefillSettings:
+        host = self.listen.host
+        named = [Port("--port", host, self.listen.port), Port("--bootstrap-port", host, self.bootstrap_port)]
+        check_ports([*named, Port("--sglang-port", host, self.sglang.port or 0), *self.metrics.ports(host)])
         return self
 
 
