@@ -15,8 +15,9 @@ record by; `tox run -e metrics` checks that it is up to date, and [a test](../te
 
 `OTEL_METRICS_EXPORTER=prometheus` opens a port of its own on every service, which answers `/metrics`: 9464 on a gateway (with `--processes`, 9464 and
 the next ones: each process has its own), 9465 on a prefill, 9466 on a decode or plain server; `--metrics-port`, `--metrics-host`. Several
-servers of a role on one machine need a port each (`baton up --worker-flag=--metrics-port=0`: their logs say which). Where a service has
-certificates the port shows them, and asks for one where it has a CA file (`--no-metrics-tls`: plain text). `OTEL_METRICS_EXPORTER=otlp` pushes the
+servers of a role on one machine need a port each (`baton up --worker-flag=--metrics-port=0`: their logs say which; without it `baton up` names two
+that would be one, and starts nothing). Where a service has certificates the port shows them, and asks for one where it has a CA file
+(`--no-metrics-tls`: plain text). `OTEL_METRICS_EXPORTER=otlp` pushes the
 same metrics to `OTEL_EXPORTER_OTLP_ENDPOINT` every `OTEL_METRIC_EXPORT_INTERVAL` milliseconds; `prometheus,otlp` does both. By default metrics are
 off. Prometheus' scrape configuration, rules, alerts and a dashboard are in [deploy/observability](../deploy/observability).
 

@@ -3,11 +3,13 @@
 import os
 import socket
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from baton.cli.errors import UsageError
-from baton.cli.fleet import FleetOptions, Transport, check_ports, decode_spec, gateway_spec, plain_spec, prefill_spec
+from baton.cli.fleet import FleetOptions, Topology, Transport, decode_spec, gateway_spec, plain_spec, ports_of, prefill_spec
+from baton.cli.fleet_ports import check_ports
 from baton.cli.up import new_run_dir
 
 # Above the largest process id that Linux can be set to give out.
@@ -54,8 +56,51 @@ def test_a_port_that_is_taken_is_named_before_anything_is_started(folder: Path, 
         ports = {"http_port": 0, "grpc_port": 0, "bootstrap_port": 0} | {field: port}
         options = FleetOptions(folder, "m", http_port=ports["http_port"], grpc_port=ports["grpc_port"], bootstrap_port=ports["bootstrap_port"])
         with pytest.raises(UsageError, match=f"--{field.replace('_', '-')}={port}: .*in use"):
-            check_ports(options)
-    check_ports(options)
+            check_ports(ports_of(options, {}))
+    check_ports(ports_of(options, {}))
+
+
+SCRAPED = {"OTEL_METRICS_EXPORTER": "prometheus"}
+ANY_PORTS = {"http_port": 0, "grpc_port": 0, "bootstrap_port": 0}
+
+
+@pytest.mark.parametrize(
+    ("asked", "environ", "named"),
+    [
+        ({"num_prefill": 2}, SCRAPED, "prefill-0's --metrics-port and prefill-1's --metrics-port are both 9465: .*--worker-flag=--metrics-port=0"),
+        ({"num_decode": 2, "topology": Topology.PLAIN}, SCRAPED, "plain-0's --metrics-port and plain-1's --metrics-port are both 9466"),
+        ({"worker_flags": ("--metrics-port", "7000")}, SCRAPED, "prefill-0's --metrics-port and decode-0's --metrics-port are both 7000"),
+        ({"num_decode": 2, "worker_flags": ("--metrics-exporter=otlp,prometheus",)}, {}, "decode-0's .* and decode-1's .* are both 9466"),
+        ({"num_prefill": 2}, SCRAPED | {"BATON_PREFILL_METRICS_PORT": "7000"}, "prefill-0's .* and prefill-1's .* are both 7000"),
+        ({"http_port": 9466}, SCRAPED, "--http-port and decode-0's --metrics-port are both 9466"),
+        ({"http_port": 7000, "grpc_port": 7000}, {}, "--http-port and --grpc-port are both 7000"),
+    ],
+)
+def test_two_equal_ports_of_a_fleet_are_named(folder: Path, asked: dict[str, Any], environ: dict[str, str], named: str) -> None:
+    with pytest.raises(UsageError, match=named):
+        check_ports(ports_of(FleetOptions(folder, "m", **(ANY_PORTS | asked)), environ))
+
+
+@pytest.mark.parametrize(
+    ("flags", "environ"),
+    [
+        ((), {}),
+        ((), {"OTEL_METRICS_EXPORTER": "otlp"}),
+        (("--metrics-exporter", "none"), SCRAPED),
+        (("--metrics-port=0", "--threads", "1"), SCRAPED | {"BATON_GATEWAY_METRICS_PORT": "0"}),
+        (("--metrics-port=none",), {"OTEL_METRICS_EXPORTER": "prometheus", "BATON_GATEWAY_METRICS_PORT": "0"}),  # the servers say that
+    ],
+)
+def test_servers_whose_metrics_ports_do_not_collide(folder: Path, flags: tuple[str, ...], environ: dict[str, str]) -> None:
+    check_ports(ports_of(FleetOptions(folder, "m", num_prefill=2, num_decode=2, worker_flags=flags, **ANY_PORTS), environ))
+
+
+def test_a_metrics_port_that_is_taken_is_named_before_anything_is_started(folder: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        environ = SCRAPED | {"BATON_DECODE_METRICS_PORT": str(port), "BATON_GATEWAY_METRICS_PORT": "0", "BATON_PREFILL_METRICS_PORT": "0"}
+        with pytest.raises(UsageError, match=f"decode-0's --metrics-port={port}: cannot listen on 127.0.0.1:{port}: .*in use"):
+            check_ports(ports_of(FleetOptions(folder, "m", **ANY_PORTS), environ))
 
 
 @pytest.mark.parametrize(("field", "value", "named"), [("num_prefill", 0, "--prefill is 0"), ("num_decode", 17, "--decode is 17.*1 to 16")])

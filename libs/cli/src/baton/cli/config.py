@@ -20,3 +20,8 @@ class CliConfig:
     def from_environment(cls, environment: Mapping[str, str] = os.environ) -> "CliConfig":
         cache_dir = environment.get("BATON_CACHE_DIR") or "~/.cache/baton"
         return cls(cache_dir=Path(cache_dir).expanduser().absolute(), api_key=environment.get("BATON_API_KEY", ""))
+
+
+def environment_of_services() -> Mapping[str, str]:
+    """What the services that this command starts will find: they inherit it."""
+    return os.environ

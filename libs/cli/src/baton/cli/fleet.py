@@ -1,14 +1,16 @@
 """A fleet on this machine: which services a topology needs, with which flags, and bringing them up in order."""
 
-import socket
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import KW_ONLY, dataclass
 from enum import StrEnum
 from pathlib import Path
 
+from baton.cli.config import environment_of_services
 from baton.cli.errors import UsageError
+from baton.cli.fleet_ports import check_ports, scraped
 from baton.cli.services import ServiceSpec, Supervisor
+from baton.servicekit import Port
 
 
 class Topology(StrEnum):
@@ -96,27 +98,35 @@ def _module(service: str) -> tuple[str, ...]:
     return (sys.executable, "-m", f"baton.{service}.app")
 
 
-def check_ports(options: FleetOptions) -> None:
-    """Says at once what a service would say only after it has loaded the model. Raises UsageError."""
-    ports = {"--http-port": options.http_port, "--grpc-port": options.grpc_port}
+def kinds_of(options: FleetOptions) -> dict[str, int]:
+    """How many workers of each kind: "prefill" and "decode", or "plain"."""
     if options.topology is Topology.SPLIT:
-        ports["--bootstrap-port"] = options.bootstrap_port
-    for flag, port in ports.items():
-        try:
-            socket.create_server((options.host, port), family=socket.AF_INET6 if ":" in options.host else socket.AF_INET).close()
-        except OSError as error:
-            raise UsageError(f"{flag}={port}: cannot listen on {options.host}:{port}: {error.strerror or error}; choose another, or 0") from error
+        return {"prefill": options.num_prefill, "decode": options.num_decode}
+    return {"plain": options.num_decode}
+
+
+def ports_of(options: FleetOptions, environ: Mapping[str, str]) -> list[Port]:
+    """Every port that this fleet is to listen on. `environ`: what its services will have."""
+    host = options.host
+    ports = [Port("--http-port", host, options.http_port), Port("--grpc-port", host, options.grpc_port)]
+    if options.topology is Topology.SPLIT:
+        ports.append(Port("--bootstrap-port", host, options.bootstrap_port))
+    ports += scraped("gateway", ["gateway"], host, (), environ)
+    own_flags = {"prefill": options.prefill_flags, "decode": options.decode_flags, "plain": ()}
+    for kind, count in kinds_of(options).items():
+        names, flags = [f"{kind}-{index}" for index in range(count)], (*options.worker_flags, *own_flags[kind])
+        ports += scraped("prefill" if kind == "prefill" else "decode", names, host, flags, environ)
+    return ports
 
 
 def start_fleet(options: FleetOptions, supervisor: Supervisor, note: Callable[[str], None]) -> FleetAddresses:
     """Starts the workers, then the gateway that is told where they are; returns when all of them serve.
 
-    Raises UsageError for a port that is taken, ServiceStartError, StopAskedError.
+    Raises UsageError for a port that is taken or asked for twice, ServiceStartError, StopAskedError.
     """
-    check_ports(options)
-    kinds = {"prefill": options.num_prefill, "decode": options.num_decode} if options.topology is Topology.SPLIT else {"plain": options.num_decode}
+    check_ports(ports_of(options, environment_of_services()))
     make = {"prefill": prefill_spec, "decode": decode_spec, "plain": plain_spec}
-    started = {kind: [supervisor.start(make[kind](options, index)) for index in range(count)] for kind, count in kinds.items()}
+    started = {kind: [supervisor.start(make[kind](options, index)) for index in range(count)] for kind, count in kinds_of(options).items()}
     workers = [service for services in started.values() for service in services]
     note(f"starting {', '.join(service.name for service in workers)}")
     records = supervisor.wait_ready(workers, options.ready_timeout_s)
