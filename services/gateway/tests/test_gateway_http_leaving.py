@@ -41,7 +41,7 @@ async def test_a_client_that_leaves_ends_both_legs(split: Stack, stream: bool, a
 
 
 async def test_a_client_that_does_not_read_is_ended_within_a_bound(stack_of: StackOf, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("baton.gateway.inference.LAST_WORDS_S", 0.2)
+    monkeypatch.setattr("baton.gateway.client_handler.LAST_WORDS_S", 0.2)
     monkeypatch.setattr("baton.gateway.http.responses.LAST_WORDS_S", 0.2)
     big = {role: {"max_model_len": 400_000, "total_pages": 40_000} for role in ("prefill", "decode")}
     stack: Stack = await stack_of(answer=lambda start: [100] * 200_000, max_buffered_tokens=2_000, worker=big)
@@ -72,7 +72,7 @@ async def test_a_client_that_does_not_read_is_ended_within_a_bound(stack_of: Sta
 
 
 async def test_a_complete_answer_that_nobody_reads_is_let_go_at_the_deadline(stack_of: StackOf, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("baton.gateway.inference.LAST_WORDS_S", 0.2)
+    monkeypatch.setattr("baton.gateway.client_handler.LAST_WORDS_S", 0.2)
     monkeypatch.setattr("baton.gateway.http.responses.LAST_WORDS_S", 0.2)
     bind = HttpServer._bind
 

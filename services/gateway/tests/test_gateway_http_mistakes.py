@@ -88,7 +88,7 @@ REFUSALS: list[tuple[str, Any, int, str | None, str, list[str]]] = [
     ("completions", {"model": MODEL, "prompt": ""}, 400, "prompt", "prompt_empty", ["prompt is empty"]),
     ("completions", {"model": MODEL, "prompt": []}, 400, "prompt", "prompt_empty", ["prompt is empty"]),
     ("completions", {"model": MODEL}, 400, "prompt", "missing_field", ["prompt is missing"]),
-    ("completions", {"model": MODEL, "prompt": ["a", "b"]}, 400, "prompt", "unsupported", ["2 prompts", "limit is 1"]),
+    ("completions", {"model": MODEL, "prompt": ["a", 1]}, 400, "prompt[1]", "wrong_type", ["a string, as the first one"]),
     ("completions", {"model": MODEL, "prompt": [1, "a"]}, 400, "prompt", "wrong_type", ["array of token ids"]),
     ("completions", {"model": MODEL, "prompt": [1, 99_999]}, 400, "prompt[1]", "out_of_range", ["=99999 "]),
     ("completions", {"model": MODEL, "prompt": [-1]}, 400, "prompt[0]", "out_of_range", ["=-1 "]),

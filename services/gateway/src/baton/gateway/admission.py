@@ -34,6 +34,8 @@ class Admitted:
     num_choices: int = 1
     #: Where the client says what the answer must look like, for messages; empty: nowhere.
     structure_field: str = ""
+    #: The one token that servers make of it is not given out.
+    prompt_only: bool = False
 
 
 def check_tokens(ids: Sequence[int], field: str, vocab_size: int) -> None:
@@ -54,12 +56,12 @@ def admit(prompt: list[int], field: str, options: SamplingOptions, routes: Seque
     takers = _fitting_prompt(len(prompt), field, _forking(options, _heeding(options, level, routes)))
     roomiest = max(takers, key=_context)
     left = _context(roomiest) - len(prompt)
-    max_tokens = left if options.max_tokens is None else options.max_tokens
+    max_tokens = 1 if options.prompt_only else left if options.max_tokens is None else options.max_tokens
     if max_tokens > left:
         why = f"the prompt has {len(prompt)} of {_context(roomiest)} tokens ({roomiest.limits.context.because})"
         raise OutOfRangeError(options.name("max_tokens"), max_tokens, f"[1, {left}]", why)
     structure_field = "" if options.structure is None else options.structure.field
-    admitted = Admitted(prompt, fill(options, max_tokens, eos_token_ids), options.stop, level, options.n or 1, structure_field)
+    admitted = Admitted(prompt, fill(options, max_tokens, eos_token_ids), options.stop, level, options.n or 1, structure_field, options.prompt_only)
     return admitted, fitting(admitted, takers)
 
 

@@ -20,6 +20,7 @@ import grpc
 
 from baton.gateway.body_limits import body_limits
 from baton.gateway.callers import Doorkeeper
+from baton.gateway.client_handler import LAST_WORDS_S
 from baton.gateway.config import GatewaySettings
 from baton.gateway.console.console import Console
 from baton.gateway.discovery.discovery import Discovery
@@ -31,7 +32,7 @@ from baton.gateway.grpc_front import SERVICE, InferenceServicer, register
 from baton.gateway.http.app import OpenAIFront
 from baton.gateway.http.protocol import HttpLimits
 from baton.gateway.http.server import HttpServer
-from baton.gateway.inference import LAST_WORDS_S, Inference
+from baton.gateway.inference import Inference
 from baton.gateway.local_prefill import LocalPrefill
 from baton.gateway.metrics import GatewayMetrics
 from baton.gateway.model_folder import read_model_folder

@@ -39,8 +39,12 @@ def orders(admitted: Admitted) -> Iterator[Admitted]:
 class Choice:
     """One answer: call `next` for its pieces until one has a finish reason."""
 
-    def __init__(self, index: int, attempts: Attempts, text: AnswerText, split: AnswerSplit | None = None) -> None:
+    def __init__(self, index: int, attempts: Attempts, text: AnswerText, split: AnswerSplit | None = None, *, prompt_only: bool = False) -> None:
+        """prompt_only: what is made is not given out."""
         self.index = index
+        #: A piece of it was given out.
+        self.begun = False
+        self._prompt_only = prompt_only
         self.attempts = attempts
         self.finish_reason: common_pb2.FinishReason.ValueType | None = None
         self._text = text
@@ -61,6 +65,10 @@ class Choice:
 
     async def next(self) -> Piece:
         tokens = await self.attempts.take()
+        self.begun = True
+        if self._prompt_only:
+            self.finish_reason = None if tokens else common_pb2.FINISH_REASON_LENGTH
+            return Piece("", [], choice=self.index, finish=self.finish_reason)
         piece = self._feed(tokens) if tokens else self._end()
         if self._split is not None:
             piece = self._split.apply(piece, is_last=self.finish_reason is not None)
@@ -88,29 +96,30 @@ class Choice:
 
 
 class Answer:
-    """What a request is answered, one choice or several: iterate for its pieces. The last piece of each choice has its finish reason; once the
-    iteration ends, `usage` is whole.
+    """What a request is answered, one choice or several, those to its first prompt before those to the next: iterate for their pieces. The last
+    piece of each choice has its finish reason; once the iteration ends, `usage` is whole.
 
     A piece may have tokens and no text yet, or text and no tokens. Iterating raises RoomFailedError when a room fails: no choice is given up alone.
     """
 
-    def __init__(self, request_id: str, prompt: Sequence[int], seed: int, choices: Sequence[Choice]) -> None:
+    def __init__(self, request_id: str, prompts: Sequence[Sequence[int]], seed: int, choices: Sequence[Choice]) -> None:
+        """choices: as many to each of the prompts."""
         self.request_id = request_id
         self.seed = seed
         self.choices = choices
         #: When its reader was given a part and did not ask for the next yet (time.monotonic(), seconds); None: it is waiting for one.
         self.handed_at: float | None = None
-        self.prompt = prompt
-        self._begun = False
+        self.prompts = prompts
+        self.num_choices = len(choices) // len(prompts)
         self._coming: dict[asyncio.Task[Piece], Choice] = {}
 
     @property
     def usage(self) -> inference_pb2.Usage:
-        """So far. The prompt counts once."""
+        """So far. Each prompt counts once."""
         return inference_pb2.Usage(
-            prompt_tokens=len(self.prompt),
+            prompt_tokens=sum(map(len, self.prompts)),
             completion_tokens=sum(choice.num_tokens for choice in self.choices),
-            cached_tokens=self.choices[0].attempts.cached_tokens,
+            cached_tokens=sum(choice.attempts.cached_tokens for choice in self._sources),
         )
 
     @property
@@ -120,8 +129,17 @@ class Answer:
 
     @property
     def prompt_logprobs(self) -> Sequence[inference_pb2.TokenLogprobs]:
-        """Of the prompt's tokens behind the first, where they were asked for; from the first piece on."""
-        return self.choices[0].attempts.prompt_logprobs
+        """As `logprobs_of`, of a request with one prompt."""
+        return self.logprobs_of(0)
+
+    def logprobs_of(self, number: int) -> Sequence[inference_pb2.TokenLogprobs]:
+        """Of the tokens of prompt `number` behind the first, where they were asked for; from the first piece of its answers on."""
+        return self._sources[number].attempts.prompt_logprobs
+
+    @property
+    def _sources(self) -> Sequence[Choice]:
+        """The first choice to each prompt, whose room has the prompt computed."""
+        return self.choices[:: self.num_choices]
 
     @property
     def telling(self) -> Choice:
@@ -146,16 +164,18 @@ class Answer:
             raise StopAsyncIteration
         if len(self.choices) == 1:
             return await self.choices[0].next()
-        if not self._begun and self.choices[0].attempts.asks_of_prompt:
-            self._begun = True  # that choice's room has what was asked for, and it is to be told before anything else
-            return await self.choices[0].next()
         asked = self._coming.values()
-        for choice in [choice for choice in open_choices if choice not in asked]:
+        for choice in [choice for choice in open_choices if choice not in asked and not self._must_wait(choice)]:
             self._coming[asyncio.ensure_future(choice.next())] = choice
         done, _ = await asyncio.wait(self._coming, return_when=asyncio.FIRST_COMPLETED)
         first = next(task for task in self._coming if task in done)
         del self._coming[first]
         return first.result()
+
+    def _must_wait(self, choice: Choice) -> bool:
+        """What is asked of a prompt is told before anything of its answers, and the room of their source has it."""
+        source = self.choices[choice.index - choice.index % self.num_choices]
+        return choice is not source and not source.begun and source.attempts.asks_of_prompt
 
     async def close(self) -> None:
         """Nobody reads it any more."""

@@ -6,12 +6,10 @@ import asyncio
 import contextlib
 import secrets
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator
 from dataclasses import replace
 from functools import partial
 
-import grpc
-import grpc.aio
 from opentelemetry import trace
 from opentelemetry.trace import Span, SpanKind, StatusCode
 from structlog.stdlib import BoundLogger
@@ -21,71 +19,27 @@ from baton.gateway.answer import AnswerText
 from baton.gateway.attempts import Attempts
 from baton.gateway.choices import Answer, Choice
 from baton.gateway.choices import orders as each_choice
+from baton.gateway.client_handler import ClientHandler
 from baton.gateway.console.recorder import Recorder
 from baton.gateway.dispatch import Dispatcher, Order
 from baton.gateway.errors import GatewayError, NotReadyError, OutOfRangeError, RequestError, RoomFailedError, UnknownModelError
 from baton.gateway.fleet import Fleet
 from baton.gateway.gate import MAX_PRIORITY, Gate
-from baton.gateway.live_room import LiveRoom
+from baton.gateway.leaving import cancel, client_gone, given_up, not_taken, unread, why_left
 from baton.gateway.metrics import GatewayMetrics
 from baton.gateway.reasoning import ReasoningSplit
 from baton.gateway.requests import MAX_REQUEST_ID_CHARS, ChatPrompt, InferenceRequest, Prompt, TokenPrompt
 from baton.gateway.retry import RetryPolicy
-from baton.gateway.sampling import check_ranges
+from baton.gateway.sampling import MAX_ANSWERS, check_ranges
 from baton.gateway.shares import Share, Shares
 from baton.gateway.split import AnswerSplit
 from baton.gateway.structured import GrammarCheck
 from baton.gateway.tokenizer import PromptTokenizer
 from baton.gateway.tools.parser import parser_of
 from baton.servicekit import get_logger, inject_traceparent, mark_failed
-from baton.wire.status import code_number
 from baton.wire.v1 import common_pb2, inference_pb2
 
 log = get_logger(__name__)
-
-
-#: What a client gets to take what was already on its way to it when its room failed.
-LAST_WORDS_S = 2.0
-
-
-class _Handler:
-    """The task that answers one client.
-
-    When its room has failed, or its time is over, and it is still writing, the client takes nothing: the task is called off.
-    """
-
-    def __init__(self, deadline: float) -> None:
-        """deadline: time.monotonic(), seconds; for taking the whole answer, which may be complete long before."""
-        self._task = asyncio.current_task()
-        self._timer = asyncio.get_running_loop().call_later(max(0.0, deadline - time.monotonic()) + LAST_WORDS_S, self._evict)
-        self._reading: asyncio.TimerHandle | None = None
-        self.evicted = False
-
-    def room_failed(self) -> None:
-        self._timer.cancel()
-        self._timer = asyncio.get_running_loop().call_later(LAST_WORDS_S, self._evict)
-
-    def watch(self, handed_at: Callable[[], float | None], limit_s: float, on_unread: Callable[[], None]) -> None:
-        """Calls the task off when what it was handed last (time.monotonic(), seconds; None: it waits for more) is not written within `limit_s`."""
-        since = handed_at()
-        left_s = limit_s if since is None else since + limit_s - time.monotonic()
-        if left_s <= 0:
-            on_unread()
-            self._evict()
-            return
-        self._reading = asyncio.get_running_loop().call_later(left_s, self.watch, handed_at, limit_s, on_unread)
-
-    def _evict(self) -> None:
-        if self._task is not None:
-            self.evicted = True
-            self._task.cancel()
-
-    def close(self) -> None:
-        self._timer.cancel()
-        if self._reading is not None:
-            self._reading.cancel()
-        if self.evicted and self._task is not None:
-            self._task.uncancel()
 
 
 class Inference:
@@ -173,25 +127,25 @@ class Inference:
             if isinstance(error, asyncio.CancelledError):
                 self.metrics.left_queue()
             raise
-        handler = _Handler(self._deadline(request))
+        handler = ClientHandler(self._deadline(request))
         every = [choice.attempts for choice in answer.choices]
         for attempts in every:
             attempts.on_failed = handler.room_failed
             if attempts.over:
                 handler.room_failed()
-        handler.watch(lambda: answer.handed_at, self._unread_timeout_s, lambda: _cancel(every, partial(_unread, limit_s=self._unread_timeout_s)))
+        handler.watch(lambda: answer.handed_at, self._unread_timeout_s, lambda: cancel(every, partial(unread, limit_s=self._unread_timeout_s)))
         try:
             yield answer
         except BaseException as error:
-            _cancel(every, partial(_why_left, error))
+            cancel(every, partial(why_left, error))
             if handler.evicted:
                 room = answer.telling.attempts.room
-                raise RoomFailedError(room.failure or _not_taken(room)) from error
+                raise RoomFailedError(room.failure or not_taken(room)) from error
             raise
         finally:
             handler.close()
             share.end()
-            _cancel(every, _client_gone)  # ignored when the answer is complete
+            cancel(every, client_gone)  # ignored when the answer is complete
             self._note_end(answer, request_log, span)
             await answer.close()
 
@@ -200,21 +154,22 @@ class Inference:
         self.check_model(request.model)
         vocab_size = self._vocab_size()
         check_ranges(request.sampling, vocab_size, self._context)
-        if (request.sampling.n or 1) > (limit := max(1, self._gate.max_rooms)):
-            raise OutOfRangeError(request.sampling.name("n"), request.sampling.n, f"[1, {limit}]", "each answer takes a room (--max-rooms)")
+        self._check_number(request)
         if abs(request.priority) > MAX_PRIORITY:
             raise OutOfRangeError("priority", request.priority, f"[{-MAX_PRIORITY}, {MAX_PRIORITY}]")
         self._gate.check()
         self._check_ready()  # a prompt's limit is its servers'
-        prompt = await self.tokenizer.encode(request.prompt, longest_prompt(self.fleet.routes))
-        if isinstance(request.prompt, TokenPrompt):
-            check_tokens(prompt, request.prompt.field, vocab_size)
+        prompts = [await self._encode(prompt, vocab_size) for prompt in request.prompts]
         await self._grammars.check(request.sampling.structure)
         self._check_ready()  # tokenising may have taken a while
-        admitted, _ = admit(prompt, request.prompt.field, request.sampling, self.fleet.routes, self.tokenizer.eos_token_ids)
-        share.add_tokens(len(prompt) + admitted.num_choices * admitted.sampling.max_tokens)
+        admitted = [
+            admit(prompt, asked.field, request.sampling, self.fleet.routes, self.tokenizer.eos_token_ids)[0]
+            for prompt, asked in zip(prompts, request.prompts, strict=True)
+        ]
+        num_tokens, num_choices = sum(map(len, prompts)), sum(one.num_choices for one in admitted)
+        share.add_tokens(num_tokens + sum(one.num_choices * one.sampling.max_tokens for one in admitted))
         order = Order(
-            admitted,
+            admitted[0],
             accepted_at=request.accepted_at,
             deadline=self._deadline(request),
             traceparent=inject_traceparent(trace.set_span_in_context(span)),
@@ -223,26 +178,48 @@ class Inference:
             cache_salt=request.caller.key_id,
             priority=request.priority,
         )
-        async with self._gate.place(request.caller, len(prompt), order.deadline, admitted.num_choices, request.priority) as waited_s:
-            if not fitting(admitted, self.fleet.routes):
+        choices: list[Choice] = []
+        async with self._gate.place(request.caller, num_tokens, order.deadline, num_choices, request.priority) as waited_s:
+            if not all(fitting(one, self.fleet.routes) for one in admitted):
                 raise NotReadyError("the servers that could take it have gone while it waited: " + "; ".join(self.fleet.problems()))
-            choices = self._open_choices(order, request.prompt)
+            try:
+                for one, asked in zip(admitted, request.prompts, strict=True):
+                    self._open_choices(replace(order, admitted=one), asked, choices)
+            except BaseException:
+                cancel([choice.attempts for choice in choices], given_up)
+                raise
         room = choices[0].attempts.room
         span.set_attribute("baton.queue_ms", round(waited_s * 1e3, 3))
-        span.set_attributes({"baton.room": str(room.room), "baton.request_id": request_id, "baton.prompt_tokens": len(prompt)})
-        return Answer(request_id, prompt, admitted.sampling.seed, choices)
+        span.set_attributes({"baton.room": str(room.room), "baton.request_id": request_id, "baton.prompt_tokens": num_tokens})
+        return Answer(request_id, prompts, admitted[0].sampling.seed, choices)
 
-    def _open_choices(self, order: Order, prompt: Prompt) -> list[Choice]:
-        """A room for each answer, all at once: the first one's prompt is the others' as well."""
-        choices: list[Choice] = []
+    async def _encode(self, prompt: Prompt, vocab_size: int) -> list[int]:
+        ids = await self.tokenizer.encode(prompt, longest_prompt(self.fleet.routes))
+        if isinstance(prompt, TokenPrompt):
+            check_tokens(ids, prompt.field, vocab_size)
+        await asyncio.sleep(0)  # there may be many
+        self._check_ready()  # the next one's limit is its servers'
+        return ids
+
+    def _check_number(self, request: InferenceRequest) -> None:
+        """Of answers, each of which takes a room. Raises OutOfRangeError."""
+        n, num_prompts, limit = request.sampling.n or 1, len(request.prompts), max(1, self._gate.max_rooms)
+        if n > limit:
+            raise OutOfRangeError(request.sampling.name("n"), n, f"[1, {limit}]", "each answer takes a room (--max-rooms)")
+        if num_prompts > 1 and n * num_prompts > (limit := min(limit, MAX_ANSWERS)):
+            found = f"{num_prompts} prompts with {n * num_prompts} answers"
+            raise OutOfRangeError("prompt", found, f"[1, {limit}] answers", "send fewer prompts at once")
+
+    def _open_choices(self, order: Order, prompt: Prompt, choices: list[Choice]) -> None:
+        """Adds the answers to one more prompt, a room for each, all at once: the first one's prompt is the others' as well."""
+        source = None
         for admitted in each_choice(order.admitted):
-            source = choices[0].attempts.room if choices else None
             attempts = Attempts(replace(order, admitted=admitted), self._dispatcher, self.fleet, self._retry_policy, fork_of=source)
+            source = source or attempts.room
             sampling = admitted.sampling
             decode = self.tokenizer.decode_chat if isinstance(prompt, ChatPrompt) else self.tokenizer.decode
             text = AnswerText(decode, admitted.stop, sampling.stop_token_ids, sampling.min_tokens)
-            choices.append(Choice(len(choices), attempts, text, self._split(prompt, admitted)))
-        return choices
+            choices.append(Choice(len(choices), attempts, text, self._split(prompt, admitted), prompt_only=admitted.prompt_only))
 
     def _split(self, prompt: Prompt, admitted: Admitted) -> AnswerSplit | None:
         """None: the answer is text. One that is held to a grammar is that from its first character on, and thinks nothing before."""
@@ -306,17 +283,6 @@ def _log_end(answer: Answer, attempts: Attempts, room_log: BoundLogger, span: Sp
     span.end()
 
 
-def _cancel(every: Sequence[Attempts], why: Callable[[LiveRoom], common_pb2.Failure]) -> None:
-    """Ends what still runs of a request's rooms. Where it is given up because one of them failed, that is why the others end."""
-    failed = any(attempts.over for attempts in every)
-    for attempts in every:
-        failure = why(attempts.room)
-        if failed and len(every) > 1 and failure.cause == "client_gone":
-            failure.origin, failure.cause = common_pb2.ORIGIN_GATEWAY, "other_answer_failed"
-            failure.message = "another answer of the same request failed, and the request with it"
-        attempts.room.cancel(failure)
-
-
 def _check_request_id(request_id: str) -> None:
     if len(request_id) > MAX_REQUEST_ID_CHARS:
         raise OutOfRangeError("request_id", f"{len(request_id)} characters", f"[0, {MAX_REQUEST_ID_CHARS}] characters")
@@ -335,42 +301,3 @@ def _note_refusal(error: GatewayError, to: BoundLogger, span: Span) -> None:
     to.info("request refused", code=error.code.name, cause=error.cause, reason=error.for_log)
     span.set_status(StatusCode.ERROR, error.cause)
     span.end()
-
-
-def _client_gone(room: LiveRoom) -> common_pb2.Failure:
-    return common_pb2.Failure(
-        code=code_number(grpc.StatusCode.CANCELLED),
-        origin=common_pb2.ORIGIN_CLIENT,
-        stage=room.machine.state.value,
-        cause="client_gone",
-        message="the client left before the answer was complete",
-    )
-
-
-def _unread(room: LiveRoom, limit_s: float) -> common_pb2.Failure:
-    failure = _client_gone(room)
-    failure.code = code_number(grpc.StatusCode.RESOURCE_EXHAUSTED)
-    failure.cause = "slow_reader"
-    failure.message = f"the client read nothing for {limit_s:g} s (--unread-timeout-s) while a part of its answer waited"
-    failure.allowed_ms = round(limit_s * 1e3)
-    return failure
-
-
-def _not_taken(room: LiveRoom) -> common_pb2.Failure:
-    failure = _client_gone(room)
-    failure.code = code_number(grpc.StatusCode.DEADLINE_EXCEEDED)
-    failure.cause = "slow_reader"
-    failure.message = "the answer was complete, but the client had not read it by the request's deadline"
-    return failure
-
-
-def _why_left(error: BaseException, room: LiveRoom) -> common_pb2.Failure:
-    """Who ended a request whose handler was left by `error`."""
-    if isinstance(error, asyncio.CancelledError | GeneratorExit | OSError | GatewayError | grpc.aio.BaseError | asyncio.InvalidStateError):
-        return _client_gone(room)
-    failure = _client_gone(room)
-    failure.code = code_number(grpc.StatusCode.INTERNAL)
-    failure.origin = common_pb2.ORIGIN_GATEWAY
-    failure.cause = "gateway_error"
-    failure.message = f"the gateway failed while it answered: {type(error).__name__}"
-    return failure

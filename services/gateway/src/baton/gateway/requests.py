@@ -62,6 +62,8 @@ class SamplingOptions:
     logit_bias: tuple[tuple[int, float], ...] = ()
     #: Log probabilities of each token and of so many of the most probable ones; None: of none.
     top_logprobs: int | None = None
+    #: No answer is wanted, the prompt alone is scored or echoed: max_tokens is 0.
+    prompt_only: bool = False
     #: The same of the prompt's own tokens.
     prompt_logprobs: int | None = None
     #: How many answers.
@@ -88,3 +90,9 @@ class InferenceRequest:
     request_id: str = ""
     priority: int = 0
     trace: Context | None = None
+    #: Each is answered as if it had come alone, behind `prompt`'s answers and in this order.
+    more_prompts: Sequence[Prompt] = ()
+
+    @property
+    def prompts(self) -> tuple[Prompt, ...]:
+        return (self.prompt, *self.more_prompts)

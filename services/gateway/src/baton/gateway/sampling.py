@@ -18,6 +18,8 @@ MAX_BIASED_TOKENS = 300
 MAX_BIAS = 100.0
 MAX_TOP_LOGPROBS = 20
 MAX_CHOICES = 64
+#: To all prompts of one request, as many answers to each of them.
+MAX_ANSWERS = 128
 #: Beyond these, a logit may become more than a 32-bit number holds.
 REPETITION_PENALTY = (0.01, 10.0)
 
@@ -45,10 +47,10 @@ def check_ranges(options: SamplingOptions, vocab_size: int, context: Callable[[]
     _check_int(options, "top_k", 0, vocab_size)
     _check_int(options, "seed", 0, 2**64 - 1)
     _check_int(options, "n", 1, MAX_CHOICES)
-    if options.max_tokens is not None and options.max_tokens < 1:
+    if options.max_tokens is not None and options.max_tokens < (0 if options.prompt_only else 1):
         limit = context()
         most = f"[1, {limit - 1}]" if limit else "[1, the context)"
-        remedy = "prompt and answer share the context; leave it out for an answer as long as there is place"
+        remedy = "prompt and answer share the context; leave it out for an answer as long as there is place" + _with_echo(options)
         raise OutOfRangeError(options.name("max_tokens"), options.max_tokens, most, remedy)
     if options.min_tokens is not None and options.min_tokens < 0:
         largest = options.max_tokens or context() - 1
@@ -77,8 +79,9 @@ def level_of(options: SamplingOptions) -> int:
 
 def fill(options: SamplingOptions, max_tokens: int, eos_token_ids: Iterable[int]) -> worker_pb2.Sampling:
     """The wire's Sampling with every default filled in; a seed is drawn when the client gave none."""
-    if options.min_tokens is not None and options.min_tokens > max_tokens:
-        raise OutOfRangeError(options.name("min_tokens"), options.min_tokens, f"[0, {max_tokens}]", "max_tokens is the limit")
+    most = 0 if options.prompt_only else max_tokens
+    if options.min_tokens is not None and options.min_tokens > most:
+        raise OutOfRangeError(options.name("min_tokens"), options.min_tokens, f"[0, {most}]", "max_tokens is the limit")
     stop_ids = {*options.stop_token_ids, *(() if options.ignore_eos else eos_token_ids)}
     filled = worker_pb2.Sampling(
         temperature=1.0 if options.temperature is None else options.temperature,
@@ -102,6 +105,10 @@ def fill(options: SamplingOptions, max_tokens: int, eos_token_ids: Iterable[int]
     if options.prompt_logprobs is not None:
         filled.prompt_logprobs = options.prompt_logprobs
     return filled
+
+
+def _with_echo(options: SamplingOptions) -> str:
+    return "" if options.max_tokens else ". 0 goes with echo (completions), for the prompt alone"
 
 
 def _check_float(options: SamplingOptions, field: str, low: float, high: float, *, open_low: bool = False) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from importlib.metadata import version
 from typing import Any, TypeVar
@@ -174,11 +174,13 @@ class OpenAIFront:
             priority=body.priority,
             request_id=body.request_id or request.headers.get("x-request-id", ""),
             trace=extract(request.headers.items()),
+            more_prompts=body.more_prompts,
         )
         created_s = int(time.time())
 
-        def make_shape(request_id: str, echoed: str) -> Shape:
-            style = Style(self.inference.tokenizer.spell, body.include_usage, echoed, body.sampling.top_logprobs, body.prompt_logprobs)
+        def make_shape(request_id: str, echoed: Sequence[str]) -> Shape:
+            spell = self.inference.tokenizer.spell
+            style = Style(spell, body.include_usage, echoed, body.sampling.top_logprobs, body.prompt_logprobs, body.sampling.n or 1)
             return shape(f"{prefix}-{request_id.removeprefix('req-')}", body.model, created_s, style)
 
         kind = StreamedAnswer if body.stream else WholeAnswer

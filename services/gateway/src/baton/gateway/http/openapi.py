@@ -14,6 +14,7 @@ from baton.gateway.http.parse import DEFAULT_COMPLETION_TOKENS, HINTS
 from baton.gateway.requests import MAX_REQUEST_ID_CHARS
 from baton.gateway.sampling import (
     LEAST_TOP_P,
+    MAX_ANSWERS,
     MAX_BIAS,
     MAX_BIASED_TOKENS,
     MAX_CHOICES,
@@ -190,10 +191,10 @@ def _completion_request(limits: Limits) -> Schema:
     text = {"type": "string", "minLength": 1}
     own = {
         "prompt": {
-            "description": "Text, token ids, or a list of one of these.",
-            "anyOf": [text, token_ids, {"type": "array", "minItems": 1, "maxItems": 1, "items": {"anyOf": [text, token_ids]}}],
+            "description": "Text, token ids, or a list of one of these: choice number i * n + k is then answer number k to prompt number i.",
+            "anyOf": [text, token_ids, *({"type": "array", "minItems": 1, "maxItems": MAX_ANSWERS, "items": one} for one in (text, token_ids))],
         },
-        "max_tokens": _answer_limit(limits, f"Default: {DEFAULT_COMPLETION_TOKENS}."),
+        "max_tokens": _answer_limit(limits, f"Default: {DEFAULT_COMPLETION_TOKENS}. 0 goes with echo: the prompt alone.") | {"minimum": 0},
         "best_of": only(1),
         "logprobs": maybe("integer", minimum=0, maximum=MAX_TOP_LOGPROBS, description="With each token the log probabilities of so many others."),
         "echo": maybe("boolean", description="The prompt's text before the answer's; with logprobs, its tokens' as well."),
@@ -274,7 +275,7 @@ def _answers() -> Schema:
     said = _object(role={"const": "assistant"}, content={"type": ["string", "null"]}, refusal={"type": "null"})
     said["properties"] |= {"reasoning_content": text, "tool_calls": {"type": "array", "minItems": 1, "items": called}}
     head: Schema = {"id": text, "created": count, "model": text, "usage": _ref("Usage")}
-    index: Schema = {"index": {"type": "integer", "minimum": 0, "maximum": MAX_CHOICES - 1}, "finish_reason": finish}
+    index: Schema = {"index": {"type": "integer", "minimum": 0, "maximum": MAX_ANSWERS - 1}, "finish_reason": finish}
     number = {"type": "number"}
     numbers = {"type": "array", "items": _or_null(number), "description": "Null for an echoed prompt's first token."}
     entry: Schema = {"token": text, "logprob": number, "bytes": {"type": "array", "items": {"type": "integer", "minimum": 0, "maximum": 255}}}
@@ -348,4 +349,4 @@ def _or_null(schema: Schema) -> Schema:
 
 
 def _choices(item: Schema) -> Schema:
-    return {"type": "array", "minItems": 1, "maxItems": MAX_CHOICES, "items": item}
+    return {"type": "array", "minItems": 1, "maxItems": MAX_ANSWERS, "items": item}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from baton.gateway.http.parse import CHAT_ROLES
+from baton.gateway.http.messages import CHAT_ROLES
 from baton.gateway.structured import MAX_GRAMMAR_BYTES, MAX_TEXTS
 from baton.gateway.tools.offer import MAX_TOOLS, NAME_PATTERN
 

@@ -8,18 +8,18 @@ import sys
 from dataclasses import dataclass, replace
 from typing import Any
 
-from baton.gateway.errors import MissingFieldError, OutOfRangeError, RequestError, UnsupportedError, WrongTypeError
+from baton.gateway.errors import MissingFieldError, OutOfRangeError, RequestError, WrongTypeError
 from baton.gateway.http.fields import Fields, is_integer, shown
+from baton.gateway.http.messages import message
 from baton.gateway.http.structure import response_structure
-from baton.gateway.http.tools import earlier_calls, offered
+from baton.gateway.http.tools import offered
 from baton.gateway.requests import ChatPrompt, Prompt, SamplingOptions, TextPrompt, TokenPrompt
+from baton.gateway.sampling import MAX_ANSWERS
 from baton.gateway.structured import Structure
 from baton.gateway.tools.offer import forced_structure
 
 #: OpenAI's own default for /v1/completions; a chat's is what is left of the context.
 DEFAULT_COMPLETION_TOKENS = 16
-
-CHAT_ROLES = ("system", "developer", "user", "assistant", "tool")
 
 #: Hints that no answer depends on.
 HINTS = ("user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key", "prompt_cache_retention")
@@ -42,6 +42,7 @@ class ParsedBody:
     prompt_logprobs: int | None = None
     #: The prompt's text comes before the answer's.
     echo: bool = False
+    more_prompts: tuple[Prompt, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +72,7 @@ def parse_chat(body: dict[str, Any]) -> ParsedBody:
 def parse_completion(body: dict[str, Any]) -> ParsedBody:
     """A body of /v1/completions. Raises RequestError."""
     fields = Fields(body)
-    prompt = _completion_prompt(fields.required("prompt", fields.raw("prompt")))
+    prompt, *more_prompts = _completion_prompts(fields.required("prompt", fields.raw("prompt")))
     limit = fields.integer("max_tokens")
     fields.only("best_of", (1,), "every answer that is made is given: say how many with n")
     top_logprobs = fields.integer("logprobs")
@@ -84,7 +85,8 @@ def parse_completion(body: dict[str, Any]) -> ParsedBody:
         wanted = max(top_logprobs, parsed.prompt_logprobs or 0)
         names = {"prompt_logprobs": "logprobs" if parsed.prompt_logprobs is None else "prompt_logprobs"}
         parsed = replace(parsed, sampling=replace(parsed.sampling, prompt_logprobs=wanted, names=parsed.sampling.names | names))
-    return replace(parsed, echo=echo)
+    sampling = replace(parsed.sampling, prompt_only=echo and limit == 0)
+    return replace(parsed, sampling=sampling, echo=echo, more_prompts=tuple(more_prompts))
 
 
 def parse_tokenize(body: dict[str, Any]) -> TokenizeBody:
@@ -188,7 +190,7 @@ def _chat_prompt(fields: Fields) -> ChatPrompt:
     messages = fields.required("messages", fields.array("messages"))
     if not messages:
         raise MissingFieldError("messages", "messages is empty: a conversation has at least one message")
-    return ChatPrompt([_message(message, f"messages[{number}]") for number, message in enumerate(messages)])
+    return ChatPrompt([message(one, f"messages[{number}]") for number, one in enumerate(messages)])
 
 
 def _chat_limit(fields: Fields) -> tuple[str, int | None]:
@@ -223,63 +225,24 @@ def _include_usage(fields: Fields, stream: bool) -> bool:
     return include_usage
 
 
-def _completion_prompt(value: Any) -> Prompt:
-    """Text, token ids, or a list of one of these."""
-    if isinstance(value, list) and value and isinstance(value[0], str | list):
-        if len(value) > 1:
-            raise UnsupportedError("prompt", f"prompt has {len(value)} prompts, the limit is 1: send one request a prompt")
-        value = value[0]
+def _completion_prompts(value: Any) -> list[Prompt]:
+    """Text, token ids, or a list of either: at least one."""
+    if not (isinstance(value, list) and value and isinstance(value[0], str | list)):
+        return [_completion_prompt(value, "prompt", "a string, an array of token ids, or an array of one of these")]
+    if len(value) > MAX_ANSWERS:
+        raise OutOfRangeError("prompt", f"{len(value)} prompts", f"[1, {MAX_ANSWERS}] prompts", "send fewer at once")
+    if len(value) == 1:
+        return [_completion_prompt(value[0], "prompt", "a string or an array of token ids")]
+    kind, expected = (str, "a string, as the first one") if isinstance(value[0], str) else (list, "an array of token ids, as the first one")
+    for number, one in enumerate(value):
+        if not isinstance(one, kind):
+            raise WrongTypeError(f"prompt[{number}]", f"prompt[{number}]={shown(one)} must be {expected}")
+    return [_completion_prompt(one, f"prompt[{number}]", expected) for number, one in enumerate(value)]
+
+
+def _completion_prompt(value: Any, path: str, expected: str) -> Prompt:
     if isinstance(value, str):
-        return TextPrompt(value, "prompt")
+        return TextPrompt(value, path)
     if isinstance(value, list) and all(is_integer(item) for item in value):
-        return TokenPrompt(value, "prompt")
-    raise WrongTypeError("prompt", f"prompt={shown(value)} must be a string or an array of token ids")
-
-
-def _message(value: Any, path: str) -> dict[str, Any]:
-    if not isinstance(value, dict):
-        raise WrongTypeError(path, f"{path}={shown(value)} must be an object with role and content")
-    fields = Fields(value, path)
-    role = fields.required("role", fields.text("role"))
-    if role not in CHAT_ROLES:
-        raise WrongTypeError(f"{path}.role", f"{path}.role={shown(role)} is none of {', '.join(CHAT_ROLES)}")
-    message: dict[str, Any] = {"role": role, "content": ""}
-    calls = fields.array("tool_calls") or []
-    if calls and role == "assistant":
-        message["tool_calls"] = earlier_calls(calls, f"{path}.tool_calls")
-    elif calls:
-        raise UnsupportedError(f"{path}.tool_calls", f"{path}.tool_calls is an assistant's, and role is {role}: leave it out")
-    content = fields.raw("content")
-    if content is not None or not calls:
-        message["content"] = _content(fields.required("content", content), f"{path}.content")
-    for more, of in (("name", ""), ("reasoning_content", "assistant"), ("tool_call_id", "tool")):
-        value = fields.text(more)
-        if value is not None and of not in ("", role):
-            raise UnsupportedError(f"{path}.{more}", f"{path}.{more} is of role {of}, and role is {role}: leave it out")
-        if value is not None:
-            message[more] = value
-    fields.only("annotations", ([],), _LATER)
-    for absent in ("refusal", "audio", "function_call"):
-        fields.only(absent, (), _LATER)
-    fields.refuse_rest()
-    return message
-
-
-def _content(value: Any, path: str) -> str:
-    """Text, or parts of text, which are joined."""
-    if isinstance(value, str):
-        return value
-    if not isinstance(value, list):
-        raise WrongTypeError(path, f"{path}={shown(value)} must be a string or an array of text parts")
-    texts = []
-    for number, part in enumerate(value):
-        place = f"{path}[{number}]"
-        if not isinstance(part, dict):
-            raise WrongTypeError(place, f"{place}={shown(part)} must be an object with type and text")
-        kind, text = part.get("type"), part.get("text")
-        if kind != "text":
-            raise UnsupportedError(f"{place}.type", f"{place}.type={shown(kind)} is not supported here: this model reads text only")
-        if not isinstance(text, str):
-            raise WrongTypeError(f"{place}.text", f"{place}.text={shown(text)} must be a string")
-        texts.append(text)
-    return "".join(texts)
+        return TokenPrompt(value, path)
+    raise WrongTypeError(path, f"{path}={shown(value)} must be {expected}")

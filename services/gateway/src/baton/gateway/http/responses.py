@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
+from baton.gateway.client_handler import LAST_WORDS_S
 from baton.gateway.errors import GatewayError
 from baton.gateway.http.errors import dump, error_body, error_response, json_response
 from baton.gateway.http.protocol import IDLE_BYTES
 from baton.gateway.http.shapes import Shape
-from baton.gateway.inference import LAST_WORDS_S, Inference
+from baton.gateway.inference import Inference
 from baton.gateway.requests import InferenceRequest
 
 EVENT_HEADERS = [
@@ -24,11 +25,12 @@ EVENT_HEADERS = [
     (b"x-accel-buffering", b"no"),
 ]
 
-MakeShape = Callable[[str, str], Shape]
+#: Gets the request id and, where they are to be echoed, the prompts' texts.
+MakeShape = Callable[[str, Sequence[str]], Shape]
 
 
 class WholeAnswer(Response):
-    """One JSON body at the end. `make_shape` gets the request id, and the prompt's text where `echo` asks for it."""
+    """One JSON body at the end."""
 
     def __init__(self, inference: Inference, request: InferenceRequest, make_shape: MakeShape, *, echo: bool = False) -> None:
         super().__init__()
@@ -50,11 +52,12 @@ class WholeAnswer(Response):
         try:
             async with self._inference.open(self._request) as answer:
                 pieces = [piece async for piece in answer]
-                echoed = await self._inference.tokenizer.text_of(self._request.prompt) if self._echo else ""
+                echoed = await _texts(self._inference, self._request) if self._echo else ()
         except GatewayError as error:
             return error_response(error)
         shape = self._make_shape(answer.request_id, echoed)
-        shape.prompted(answer.prompt, answer.prompt_logprobs)
+        for number, prompt in enumerate(answer.prompts):
+            shape.prompted(number, prompt, answer.logprobs_of(number))
         body = shape.whole(pieces, answer.usage)
         return json_response(body, headers={"x-request-id": answer.request_id})
 
@@ -90,16 +93,19 @@ class StreamedAnswer(Response):
 
     async def _answer(self, send: Send) -> None:
         async with self._inference.open(self._request) as answer:
-            echoed = await self._inference.tokenizer.text_of(self._request.prompt) if self._echo else ""
+            echoed = await _texts(self._inference, self._request) if self._echo else ()
             shape = self._make_shape(answer.request_id, echoed)
             begun: set[int] = set()
             last: list[dict[str, Any]] = []  # goes out with what comes next
             async for piece in answer:
                 if not self._started:
-                    shape.prompted(answer.prompt, answer.prompt_logprobs)
                     await self._start(send, answer.request_id)
-                first = [] if piece.choice in begun else shape.first(piece.choice)
-                begun.add(piece.choice)
+                first = []
+                if piece.choice not in begun:
+                    begun.add(piece.choice)
+                    number = piece.choice // answer.num_choices
+                    shape.prompted(number, answer.prompts[number], answer.logprobs_of(number))
+                    first = shape.first(piece.choice)
                 await _events(send, *map(dump, [*last, *first]))
                 if piece.text or piece.logprobs or piece.reasoning or piece.calls:
                     await _events(send, dump(shape.piece(piece)))
@@ -110,6 +116,10 @@ class StreamedAnswer(Response):
         self._started = True
         headers = [*EVENT_HEADERS, (b"x-request-id", request_id.encode("ascii"))]
         await send({"type": "http.response.start", "status": 200, "headers": headers})
+
+
+async def _texts(inference: Inference, request: InferenceRequest) -> list[str]:
+    return [await inference.tokenizer.text_of(prompt) for prompt in request.prompts]
 
 
 async def _events(send: Send, *data: bytes) -> None:

@@ -29,15 +29,16 @@ def usage_body(usage: inference_pb2.Usage) -> dict[str, Any]:
 
 @dataclass(frozen=True, slots=True)
 class Style:
-    """What of an answer's body the request chose. include_usage: every chunk has a usage field, null but in the last. echo: text that comes before
-    the answer's. top_logprobs: of so many tokens with each of the answer's, and of the echo's. prompt_logprobs: the same of the prompt's, in a field
-    of their own. spell: the bytes that a token stands for."""
+    """What of an answer's body the request chose. include_usage: every chunk has a usage field, null but in the last. echo: by prompt, text that
+    comes before the answer's; empty: none is. top_logprobs: of so many tokens with each of the answer's, and of the echo's. prompt_logprobs: the same
+    of the prompt's, in a field of their own. spell: the bytes that a token stands for. num_choices: to each prompt."""
 
     spell: Callable[[int], bytes]
     include_usage: bool = False
-    echo: str = ""
+    echo: Sequence[str] = ()
     top_logprobs: int | None = None
     prompt_logprobs: int | None = None
+    num_choices: int = 1
 
 
 class Shape(ABC):
@@ -46,17 +47,20 @@ class Shape(ABC):
     def __init__(self, answer_id: str, model: str, created_s: int, style: Style) -> None:
         self._head: dict[str, Any] = {"id": answer_id, "created": created_s, "model": model}
         self._style = style
-        self._prompt: Sequence[int] = ()
-        self._of_prompt: Sequence[inference_pb2.TokenLogprobs] = ()
+        self._prompts: dict[int, tuple[Sequence[int], Sequence[inference_pb2.TokenLogprobs]]] = {}
 
-    def prompted(self, prompt: Sequence[int], logprobs: Sequence[inference_pb2.TokenLogprobs]) -> None:
-        """The prompt, and the log probabilities of its tokens behind the first where they were asked for: to be told before anything else."""
-        self._prompt, self._of_prompt = prompt, logprobs
+    def prompted(self, number: int, prompt: Sequence[int], logprobs: Sequence[inference_pb2.TokenLogprobs]) -> None:
+        """A prompt, and the log probabilities of its tokens behind the first where they were asked for: to be told before anything of its answers."""
+        self._prompts[number] = prompt, logprobs
 
-    def _prompt_logprobs(self) -> list[dict[str, Any] | None]:
+    def _prompt_of(self, choice: int) -> int:
+        return choice // self._style.num_choices
+
+    def _prompt_logprobs(self, choice: int) -> list[dict[str, Any] | None]:
         """As vLLM has them: for each of the prompt's tokens by id, its own and the most probable ones'; null for the first."""
         told: list[dict[str, Any] | None] = [None]
-        for token, said in zip(self._prompt[1:], self._of_prompt, strict=True):
+        prompt, of_prompt = self._prompts[self._prompt_of(choice)]
+        for token, said in zip(prompt[1:], of_prompt, strict=True):
             best = list(zip(said.top_token_ids, said.top_logprobs, strict=True))[: self._style.prompt_logprobs]
             entries = {other: (logprob, rank) for rank, (other, logprob) in enumerate(best, start=1)} | {token: (said.logprob, said.rank)}
             told.append({str(i): {"logprob": value, "rank": rank, "decoded_token": self._spelt(i)} for i, (value, rank) in entries.items()})
@@ -107,7 +111,7 @@ class Shape(ABC):
 class ChatShape(Shape):
     def whole(self, pieces: Sequence[Piece], usage: inference_pb2.Usage) -> dict[str, Any]:
         body = super().whole(pieces, usage)
-        return body if self._style.prompt_logprobs is None else body | {"prompt_logprobs": self._prompt_logprobs()}
+        return body if self._style.prompt_logprobs is None else body | {"prompt_logprobs": self._prompt_logprobs(0)}
 
     def _choice(self, pieces: Sequence[Piece]) -> dict[str, Any]:
         text, thought = "".join(piece.text for piece in pieces), "".join(piece.reasoning for piece in pieces)
@@ -173,22 +177,27 @@ class CompletionShape(Shape):
         self._offsets: dict[int, int] = {}
 
     def _choice(self, pieces: Sequence[Piece]) -> dict[str, Any]:
-        text = self._style.echo + "".join(piece.text for piece in pieces)
-        choice = {"text": text, "logprobs": _joined(self._echoed_logprobs(), self._logprobs(pieces))}
-        return choice if self._style.prompt_logprobs is None else choice | {"prompt_logprobs": self._prompt_logprobs()}
+        index = pieces[0].choice
+        text = self._echo(index) + "".join(piece.text for piece in pieces)
+        choice = {"text": text, "logprobs": _joined(self._echoed_logprobs(index), self._logprobs(pieces))}
+        return choice if self._style.prompt_logprobs is None else choice | {"prompt_logprobs": self._prompt_logprobs(index)}
 
     def first(self, choice: int) -> list[dict[str, Any]]:
         if not self._style.echo:
             return []
-        return [self._chunk(choice, {"text": self._style.echo, "logprobs": self._echoed_logprobs(), "finish_reason": None})]
+        return [self._chunk(choice, {"text": self._echo(choice), "logprobs": self._echoed_logprobs(choice), "finish_reason": None})]
 
-    def _echoed_logprobs(self) -> dict[str, Any] | None:
+    def _echo(self, choice: int) -> str:
+        return self._style.echo[self._prompt_of(choice)] if self._style.echo else ""
+
+    def _echoed_logprobs(self, choice: int) -> dict[str, Any] | None:
         """Of the prompt's tokens, where it is echoed and they are asked for; the first has none."""
         if not self._style.echo or self._style.top_logprobs is None:
             return None
         told: dict[str, Any] = {"tokens": [], "token_logprobs": [], "top_logprobs": [], "text_offset": []}
         offset = 0
-        for token, said in zip(self._prompt, [None, *self._of_prompt], strict=True):
+        prompt, of_prompt = self._prompts[self._prompt_of(choice)]
+        for token, said in zip(prompt, [None, *of_prompt], strict=True):
             text = self._spelt(token)
             told["tokens"].append(text)
             told["token_logprobs"].append(None if said is None else said.logprob)
@@ -222,7 +231,7 @@ class CompletionShape(Shape):
                 tokens.append(text)
                 values.append(said.logprob)
                 tops.append(self._top(token, said))
-                offset = self._offsets.get(piece.choice, len(self._style.echo))
+                offset = self._offsets.get(piece.choice, len(self._echo(piece.choice)))
                 offsets.append(offset)
                 self._offsets[piece.choice] = offset + len(text)
         return {"tokens": tokens, "token_logprobs": values, "top_logprobs": tops, "text_offset": offsets} if tokens else None
