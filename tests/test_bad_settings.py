@@ -16,6 +16,10 @@ MISTAKES = {
     ),
     "no key": (["--tls-cert-file", "/no/cert", "--tls-key-file", "/no/key"], "--tls-key-file='/no/key': No such file"),
     "no authority": (["--tls-ca-file", "/no/ca"], "--tls-ca-file='/no/ca': No such file"),
+    "no registration key": (
+        ["--gateway-address", "a:1", "--registration-key-file", "/no/key"],
+        "--registration-key-file='/no/key': No such file",
+    ),
     "equal metrics port": (
         ["--port", "7000", "--metrics-port", "7000", "--metrics-exporter", "prometheus"],
         "--port and --metrics-port are both 7000",

@@ -59,6 +59,7 @@ from baton.workerkit import (
     as_mapping,
     fingerprint_to_wire,
 )
+from baton.workerkit.joining.joining import registration_key
 from baton.workerkit.serving import add_services, engine_lost, serve_until_stopped
 
 if TYPE_CHECKING:
@@ -111,6 +112,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         instance_id = settings.listen.instance_id or new_instance_id(settings.role)
         configure_logs(settings.log, service="decode", instance_id=instance_id)
         tls = TlsFiles(settings.tls)
+        registration_key(settings.join)  # a mistake in it is told now
         tracing = configure_tracing(settings.traces, service="decode", instance_id=instance_id)
         metrics = configure_metrics(settings.metrics, service="decode", instance_id=instance_id, role=settings.role)
     except SettingsError as error:

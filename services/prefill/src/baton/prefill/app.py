@@ -58,6 +58,7 @@ from baton.workerkit import (
     as_mapping,
     fingerprint_to_wire,
 )
+from baton.workerkit.joining.joining import registration_key
 from baton.workerkit.serving import add_services, engine_lost, serve_until_stopped
 
 if TYPE_CHECKING:
@@ -89,6 +90,7 @@ class _Files:
     @classmethod
     def read(cls, settings: PrefillSettings) -> _Files:
         """Before anything that takes long. Raises TlsError, SecretFileError."""
+        registration_key(settings.join)
         path = settings.ticket_secret_file
         return cls(TlsFiles(settings.tls), None if path is None else watch_secrets("--ticket-secret-file", path, TicketKeys))
 

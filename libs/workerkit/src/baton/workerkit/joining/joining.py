@@ -28,7 +28,9 @@ class Joining:
         self._watched: list[Watched[Any]] = []
         self._announcers: list[Announcer] = []
         self._tasks: list[asyncio.Task[None]] = []
-        key = self._key(settings)
+        key = registration_key(settings)
+        if key is not None:
+            self._watched.append(key)
         for address in settings.gateway_address:
             self._announcers.append(GatewayAnnouncer(address, member, settings.lease_s, tls, lambda: "" if key is None else key.value))
         if settings.etcd:
@@ -55,12 +57,12 @@ class Joining:
         except TimeoutError:
             log.warning("not deregistered everywhere: those leases will end", allowed_s=LEAVE_TIMEOUT_S)
 
-    def _key(self, settings: JoinSettings) -> Watched[str] | None:
-        if settings.registration_key_file is None:
-            return None
-        key = watch_secrets("--registration-key-file", settings.registration_key_file, _first)
-        self._watched.append(key)
-        return key
+
+def registration_key(settings: JoinSettings) -> Watched[str] | None:
+    """What this server shows when it registers; None where no file is named. A server calls it before it loads anything, too: then a mistake is
+    told at once. Raises SecretFileError."""
+    path = settings.registration_key_file
+    return None if path is None else watch_secrets("--registration-key-file", path, _first)
 
 
 def _first(secrets: Any) -> str:
