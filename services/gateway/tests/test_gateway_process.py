@@ -201,7 +201,7 @@ def run(*arguments: str, **environ: str) -> subprocess.CompletedProcess[str]:
         ([], ["--model-path", "required"]),
         (["--model-path", "FOLDER"], ["no servers are named"]),
         (["--model-path", "FOLDER", "--prefill", "a:1"], ["--prefill is set and --decode is not"]),
-        (["--model-path", "FOLDER", "--plain", "nowhere"], ["'nowhere' is not host:port"]),
+        (["--model-path", "FOLDER", "--plain", "nowhere"], ["--plain='nowhere': 'nowhere' is not host:port"]),
         (["--model-path", "FOLDER", "--plain", "a:1,a:1"], ["a:1 more than once"]),
         (["--model-path", "/no/such", "--plain", "a:1"], ["/no/such", "no such folder"]),
         (["--model-path", "FOLDER", "--plain", "a:1", "--waiting-timeout-s", "0"], ["--waiting-timeout-s='0'"]),

@@ -101,7 +101,7 @@ class MetricsSettings(SettingsGroup):
     @classmethod
     def _check_exporter(cls, value: tuple[str, ...]) -> tuple[str, ...]:
         if "none" in value and len(value) > 1:
-            raise ValueError("none stands alone")
+            raise ValueError("none stands alone: leave it or the others out")
         return value
 
     def ports(self, host: str, num_processes: int = 1) -> list[Port]:

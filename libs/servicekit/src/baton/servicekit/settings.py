@@ -104,6 +104,7 @@ def _reason(item: ErrorDetails) -> str:
 def _bad_value(setting: Setting, origin: tuple[str, str] | None, message: str) -> str:
     name, value = origin or (setting.env, str(setting.default))
     shown = "(hidden)" if setting.secret else repr(value)
+    message = message.removeprefix(f"{setting.flag}=")  # a rule that names its flag, which stands here already
     hint = ""
     if value.startswith("tcp://") and name.endswith("_PORT"):
         hint = " (Kubernetes wrote this variable for a service of the same name: set enableServiceLinks: false in the pod)"
