@@ -18,19 +18,14 @@ import asyncio
 import json
 import random
 import sys
-import tempfile
 import urllib.request
-from contextlib import ExitStack
-from functools import partial
 from itertools import pairwise
-from pathlib import Path
 
-from geometry import served_folder
 from landing import STREAM_PROMPT, Streams
 from prometheus_client.parser import text_string_to_metric_families
+from served import arguments, serving
 
 from baton.bench import ServingClient
-from baton.cli.fleet import FleetOptions, start_fleet
 from baton.cli.services import Supervisor
 
 SUM_TARGET_MS, IDLE_TARGET = 1.0, 0.03
@@ -144,39 +139,22 @@ def judged(found: dict, given: argparse.Namespace) -> bool:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--model", type=Path, required=True)
-    parser.add_argument("--device", default="cuda:0")
-    parser.add_argument("--dtype", default="bfloat16")
-    parser.add_argument("--kv-bytes", type=int, default=36 << 30, help="of decode")
-    parser.add_argument("--prefill-kv-bytes", type=int, default=8 << 30)
+    parser = arguments(__doc__, kv_bytes=36 << 30)
+    parser.add_argument("--prefill-kv-bytes", type=int, default=8 << 30, help="--kv-bytes is decode's")
     parser.add_argument("--streams", type=int, default=64)
     parser.add_argument("--stream-tokens", type=int, default=3000)
     parser.add_argument("--settle-s", type=float, default=1.0)
     parser.add_argument("--window-s", type=float, default=5.0)
-    parser.add_argument("--ready-timeout-s", type=float, default=180.0)
-    parser.add_argument("--json", type=Path)
     given = parser.parse_args()
-    flags = (
-        f"--device={given.device}", f"--dtype={given.dtype}", "--load-format=dummy", f"--kv-bytes={given.prefill_kv_bytes}",
-        f"--max-running={given.streams}", f"--max-batched-tokens={max(STREAM_PROMPT, given.streams)}",
-        f"--max-model-len={STREAM_PROMPT + given.stream_tokens}",
-    )  # fmt: skip
-    with ExitStack() as stack:
-        run_dir = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="baton-bench-")))
-        folder = served_folder(given.model, run_dir)
-        supervisor = stack.enter_context(Supervisor(run_dir / "split", 10.0))
-        options = FleetOptions(
-            folder, folder.name, http_port=0, grpc_port=0, bootstrap_port=0, worker_flags=flags, ready_timeout_s=given.ready_timeout_s,
-            decode_flags=(f"--kv-bytes={given.kv_bytes}", "--metrics-exporter=prometheus", "--metrics-port=0"),
+    with serving(given) as served:
+        flags = served.worker_flags(
+            kv_bytes=given.prefill_kv_bytes, max_running=given.streams, max_batched_tokens=max(STREAM_PROMPT, given.streams),
+            max_model_len=STREAM_PROMPT + given.stream_tokens,
         )  # fmt: skip
-        try:
-            fleet = start_fleet(options, supervisor, partial(print, "#", flush=True))
-            window = asyncio.run(drive(fleet.grpc, metrics_address(supervisor), folder.name, given))
-        except Exception:
-            for log in sorted(run_dir.rglob("*.log")):
-                print(f"--- {log.relative_to(run_dir)}\n{log.read_text()[-2000:]}", file=sys.stderr)
-            raise
+        own = (f"--kv-bytes={given.kv_bytes}", "--metrics-exporter=prometheus", "--metrics-port=0")
+        supervisor, start = served.fleet("split", worker_flags=flags, decode_flags=own)
+        fleet = start()
+        window = asyncio.run(drive(fleet.grpc, metrics_address(supervisor), served.model.name, given))
     found = told(window, given)
     good = judged(found, given)
     if given.json:

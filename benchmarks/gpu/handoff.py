@@ -17,17 +17,12 @@ import asyncio
 import json
 import random
 import sys
-import tempfile
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
-from functools import partial
-from pathlib import Path
 
-from geometry import served_folder
+from served import arguments, serving
 
 from baton.bench import RequestTiming, ServingClient, compare
-from baton.cli.fleet import FleetOptions, Topology, start_fleet
-from baton.cli.services import Supervisor
+from baton.cli.fleet import Topology
 from baton.wire.v1.common_pb2 import RoomState
 
 #: Where all servers share one GPU, and where decode has one of its own.
@@ -111,47 +106,29 @@ async def measure(addresses: dict[str, str], model: str, given: argparse.Namespa
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--model", type=Path, required=True)
-    parser.add_argument("--device", default="cuda:0", help="of prefill and of the plain server")
+    parser = arguments(__doc__, kv_bytes=6 << 30)
     parser.add_argument("--decode-device", help="of decode, where it has one of its own")
     parser.add_argument("--digest", choices=("off", "sample", "all"), default="off")
-    parser.add_argument("--dtype", default="bfloat16")
     parser.add_argument("--deterministic", action="store_true", help="servers in their deterministic mode: the answers must be equal")
-    parser.add_argument("--kv-bytes", type=int, default=6 << 30)
     parser.add_argument("--prompts", default="1024,8192")
     parser.add_argument("--rounds", type=int, default=9)
-    parser.add_argument("--ready-timeout-s", type=float, default=180.0)
-    parser.add_argument("--json", type=Path)
     given = parser.parse_args()
     longest = max(int(each) for each in given.prompts.split(","))
-    flags = (
-        f"--dtype={given.dtype}", "--load-format=dummy", f"--kv-bytes={given.kv_bytes}", "--max-running=8",
-        f"--max-batched-tokens={longest}", f"--max-model-len={longest + 256}", *(("--deterministic",) if given.deterministic else ()),
-    )  # fmt: skip
-    places = {"worker_flags": (f"--device={given.device}", *flags), "decode_flags": (f"--device={given.decode_device or given.device}",)}
     kinds = {"split": (Topology.SPLIT, ()), "plain": (Topology.PLAIN, ()), "at the end": (Topology.SPLIT, ("--no-layerwise",))}
     lines: list[dict] = []
-    with ExitStack() as stack:
-        run_dir = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="baton-bench-")))
-        folder = served_folder(given.model, run_dir)
+    with serving(given) as served, ThreadPoolExecutor(len(kinds)) as threads:
+        flags = served.worker_flags(kv_bytes=given.kv_bytes, max_running=8, max_batched_tokens=longest, max_model_len=longest + 256)
+        flags += ("--deterministic",) if given.deterministic else ()
         starting = {}
-        threads = stack.enter_context(ThreadPoolExecutor(len(kinds)))
         for name, (topology, prefill_flags) in kinds.items():
-            supervisor = stack.enter_context(Supervisor(run_dir / name.replace(" ", "-"), 10.0))
-            options = FleetOptions(
-                folder, folder.name, topology=topology, http_port=0, grpc_port=0, bootstrap_port=0, digest=given.digest,
-                prefill_flags=prefill_flags, **places, ready_timeout_s=given.ready_timeout_s,
+            _, start = served.fleet(
+                name, topology=topology, digest=given.digest, worker_flags=flags, prefill_flags=prefill_flags,
+                decode_flags=(f"--device={given.decode_device or given.device}",),
             )  # fmt: skip
-            starting[name] = threads.submit(start_fleet, options, supervisor, partial(print, f"# {name}:", flush=True))
-        try:
-            addresses = {name: fleet.result().grpc for name, fleet in starting.items()}
-        except Exception:
-            for log in sorted(run_dir.rglob("*.log")):
-                print(f"--- {log.relative_to(run_dir)}\n{log.read_text()[-2000:]}", file=sys.stderr)
-            raise
+            starting[name] = threads.submit(start)
+        addresses = {name: fleet.result().grpc for name, fleet in starting.items()}
         where = f"decode on {given.decode_device}" if given.decode_device else f"all servers share {given.device}"
-        good = asyncio.run(measure(addresses, folder.name, given, where, lines))
+        good = asyncio.run(measure(addresses, served.model.name, given, where, lines))
     if given.json:
         given.json.write_text(json.dumps(lines, indent=1))
     target = TTFT_TARGET_APART if given.decode_device else TTFT_TARGET

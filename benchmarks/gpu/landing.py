@@ -14,17 +14,11 @@ import asyncio
 import json
 import random
 import sys
-import tempfile
 import time
-from contextlib import ExitStack
-from functools import partial
-from pathlib import Path
 
-from geometry import served_folder
+from served import arguments, serving
 
 from baton.bench import ServingClient, compare
-from baton.cli.fleet import FleetOptions, start_fleet
-from baton.cli.services import Supervisor
 
 TARGET = 0.97
 STREAM_PROMPT = 2048
@@ -96,36 +90,22 @@ async def measure(address: str, model: str, given: argparse.Namespace) -> dict:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--model", type=Path, required=True)
-    parser.add_argument("--device", default="cuda:0", help="of prefill")
+    parser = arguments(__doc__, kv_bytes=24 << 30)
     parser.add_argument("--decode-device", default="cuda:1")
-    parser.add_argument("--dtype", default="bfloat16")
-    parser.add_argument("--kv-bytes", type=int, default=24 << 30)
     parser.add_argument("--streams", type=int, default=16)
     parser.add_argument("--stream-tokens", type=int, default=12_000)
     parser.add_argument("--prompt", type=int, default=8192, help="tokens of an injected prompt")
     parser.add_argument("--window-s", type=float, default=2.0)
     parser.add_argument("--rounds", type=int, default=8)
     parser.add_argument("--digest", choices=("off", "sample", "all"), default="off")
-    parser.add_argument("--ready-timeout-s", type=float, default=180.0)
-    parser.add_argument("--json", type=Path)
     given = parser.parse_args()
-    flags = (
-        f"--device={given.device}", f"--dtype={given.dtype}", "--load-format=dummy", f"--kv-bytes={given.kv_bytes}",
-        f"--max-running={given.streams + 4}", f"--max-batched-tokens={max(given.prompt, STREAM_PROMPT)}",
-        f"--max-model-len={max(given.prompt + 8, STREAM_PROMPT + given.stream_tokens)}",
-    )  # fmt: skip
-    with ExitStack() as stack:
-        run_dir = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="baton-bench-")))
-        folder = served_folder(given.model, run_dir)
-        supervisor = stack.enter_context(Supervisor(run_dir / "split", 10.0))
-        options = FleetOptions(
-            folder, folder.name, http_port=0, grpc_port=0, bootstrap_port=0, digest=given.digest, worker_flags=flags,
-            decode_flags=(f"--device={given.decode_device}",), ready_timeout_s=given.ready_timeout_s,
+    with serving(given) as served:
+        flags = served.worker_flags(
+            kv_bytes=given.kv_bytes, max_running=given.streams + 4, max_batched_tokens=max(given.prompt, STREAM_PROMPT),
+            max_model_len=max(given.prompt + 8, STREAM_PROMPT + given.stream_tokens),
         )  # fmt: skip
-        fleet = start_fleet(options, supervisor, partial(print, "#", flush=True))
-        found = asyncio.run(measure(fleet.grpc, folder.name, given))
+        _, start = served.fleet("split", digest=given.digest, worker_flags=flags, decode_flags=(f"--device={given.decode_device}",))
+        found = asyncio.run(measure(start().grpc, served.model.name, given))
     good = found["ratio"] >= TARGET
     print(
         f"{found['streams']} streams, prefill on {given.device}, decode on {given.decode_device}: {found['tokens_s']:.0f} tokens/s while "
