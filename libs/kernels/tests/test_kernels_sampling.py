@@ -84,12 +84,16 @@ def test_forbidden_tokens_are_never_drawn():
     assert torch.equal(theirs, logits)
 
 
-@pytest.mark.parametrize("filters", [{"top_k": 2}, {"top_p": 0.6}], ids=str)
-def test_equals_at_the_edge_of_a_filter_are_all_kept(filters):
-    logits = torch.tensor([[3.0, 2.0, 2.0, 2.0, 0.0]], device=DEVICE)
+@pytest.mark.parametrize(
+    ("row", "filters", "kept"),
+    [([3, 2, 2, 2, 0], {"top_k": 2}, {0, 1, 2, 3}), ([3, 2, 2, 2, 0], {"top_p": 0.6}, {0, 1, 2, 3}), ([2, 3, 2, 3, 0], {"min_p": 1.0}, {1, 3})],
+    ids=str,
+)
+def test_equals_at_the_edge_of_a_filter_are_all_kept(row, filters, kept):
+    logits = torch.tensor([row], dtype=torch.float32, device=DEVICE)
     rows = 4 if DEVICE == "cpu" else 64
     drawn = naive_sample(logits.repeat(64, 1), *settings(64, **filters))
-    assert set(drawn.tolist()) == {0, 1, 2, 3}
+    assert set(drawn.tolist()) == kept
     chosen = [each[:rows] for each in settings(64, **filters)]
     assert torch.equal(sample(logits.repeat(rows, 1), *chosen), drawn[:rows])
 

@@ -285,7 +285,8 @@ def _edge_kernel(  # type: ignore[no-untyped-def]
                 edge = _edge(row, held, low, before, edge, -1, mass * nucleus.to(tl.float64), block, True)
         least = tl.load(min_p + index)
         if least > 0.0:
-            edge = tl.minimum(edge, (-tl.log(least.to(tl.float64))).to(tl.float32).to(tl.int32, bitcast=True))
+            # Not the negated logarithm: of a min_p of 1 that is -0.0, whose bits are those of no distance.
+            edge = tl.minimum(edge, tl.abs(tl.log(least.to(tl.float64))).to(tl.float32).to(tl.int32, bitcast=True))
     tl.store(largest_of + index, largest)
     tl.store(edge_of + index, edge)
     tl.store(tokens + index, tl.where(finite, token, -1).to(tl.int64))
