@@ -193,7 +193,7 @@ def test_a_file_that_may_not_be_read_says_so(folder, name):
         ('{"weight_map": []}', "must be an object from tensors to files"),
         *(
             (json.dumps({"weight_map": {"a": value}}), "places tensor a in .*the name of a file")
-            for value in (None, [], "", "a\0b", "/a.safetensors")
+            for value in (None, [], "", "a\0b", "/a.safetensors", "../other/a.safetensors")
         ),
     ],
 )
@@ -208,9 +208,18 @@ def test_a_shard_that_is_not_there_is_told_before_anything_is_read(folder):
     places = {name: "absent.safetensors" if name == names[-1] else "model.safetensors" for name in names}
     (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": places}))
     told = []
-    with pytest.raises(WeightsError, match=r"/absent\.safetensors: not found"):
+    with pytest.raises(WeightsError, match=rf"/absent\.safetensors: not found; model\.safetensors\.index\.json places tensor {names[-1]} there"):
         prepare(folder, EngineConfig(num_pages=8), Role.PLAIN, progress=lambda *each: told.append(each))
     assert told == []
+
+
+def test_the_only_shard_of_an_index_is_missed_as_one(folder):
+    """Not as the single file of a folder that has no index."""
+    names = list(load_file(folder / "model.safetensors"))
+    (folder / "model.safetensors").unlink()
+    (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": dict.fromkeys(names, "model.safetensors")}))
+    with pytest.raises(WeightsError, match=rf"/model\.safetensors: not found; model\.safetensors\.index\.json places tensor {names[0]} there$"):
+        load_model(folder)
 
 
 def change_config(folder, **changes):

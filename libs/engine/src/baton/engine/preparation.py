@@ -9,6 +9,7 @@ from pathlib import Path
 import torch
 
 from baton.engine.config import EngineConfig, plan_layout
+from baton.engine.device.limits import require_runnable
 from baton.engine.device.model import DeviceModel
 from baton.engine.device.page_hash import DevicePageHash
 from baton.engine.errors import InvalidSettingError
@@ -99,10 +100,12 @@ def prepare(
     first = torch_device(device)
     model_config = load_model_config(folder)
     shard_config(model_config, tensor_parallel)  # refuses a degree that does not fit this model
+    file = Path(folder) / CONFIG_FILE
+    if first.type == "cuda":
+        require_runnable(model_config, config, tensor_parallel, file)
     if load_format == "auto":
         weight_files(Path(folder))  # a file that is not there is told before minutes of reading the others
     places = rank_devices(first, tensor_parallel)
-    file = Path(folder) / CONFIG_FILE
     open_size = config.num_pages is None and config.kv_bytes is None
     if places[0].type == "cpu":
         config = replace(config, kv_bytes=CPU_KV_BYTES) if open_size else config

@@ -31,7 +31,7 @@ def read_index(folder: Path) -> dict[str, Path] | None:
     if not isinstance(places, dict):
         raise WeightsError(index, f"weight_map is a {type(places).__name__}; must be an object from tensors to files")
     for name, file in places.items():
-        if not isinstance(file, str) or not file or "\0" in file or Path(file).is_absolute():
+        if not isinstance(file, str) or not file or "\0" in file or Path(file).is_absolute() or ".." in Path(file).parts:
             raise WeightsError(index, f"weight_map places tensor {name} in {file!r}; must be the name of a file in this folder")
     return {name: folder / file for name, file in places.items()}
 
@@ -39,15 +39,22 @@ def read_index(folder: Path) -> dict[str, Path] | None:
 def weight_files(folder: Path) -> list[Path]:
     """The files that the weights are read from, in order of their names. Raises WeightsError for one that is not there or cannot be read."""
     places = read_index(folder)
-    files = [folder / SINGLE_FILE] if places is None else sorted(set(places.values()))
-    for file in files:
-        require_weights(file)
-    return files
+    if places is None:
+        require_weights(folder / SINGLE_FILE)
+        return [folder / SINGLE_FILE]
+    first_of = {file: name for name, file in reversed(places.items())}
+    for file in sorted(first_of):
+        require_weights(file, first_of[file])
+    return sorted(first_of)
 
 
-def require_weights(file: Path) -> None:
-    """Raises WeightsError unless `file` can be read."""
+def require_weights(file: Path, placed: str | None = None) -> None:
+    """Raises WeightsError unless `file` can be read. placed: a tensor that the index places there; None: there is no index."""
     why = why_unreadable(file)
-    if why is not None:
-        more = f", nor is {INDEX_FILE}; weights must be safetensors" if why == "not found" and file.name == SINGLE_FILE else ""
-        raise WeightsError(file, why + more)
+    if why is None:
+        return
+    if placed is not None:
+        why += f"; {INDEX_FILE} places tensor {placed} there"
+    elif why == "not found" and file.name == SINGLE_FILE:
+        why += f", nor is {INDEX_FILE}; weights must be safetensors"
+    raise WeightsError(file, why)

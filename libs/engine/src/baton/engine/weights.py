@@ -14,7 +14,7 @@ from torch import Tensor
 
 from baton.engine.errors import WeightsError
 from baton.engine.inventory import TensorSpec
-from baton.engine.weight_files import INDEX_FILE, SINGLE_FILE, read_index, require_weights
+from baton.engine.weight_files import INDEX_FILE, SINGLE_FILE, read_index, weight_files
 
 #: Names under it are a layer's; each must be one that the model reads.
 _LAYERS = "model.layers."
@@ -69,6 +69,7 @@ class WeightReader:
         self._num_bytes_read = 0
         self._num_bytes_wanted = 0
         self._handles: dict[tuple[Path, str], Any] = {}
+        weight_files(self._folder)  # all of them are there, and none is a pipe
         places = read_index(self._folder)
         #: Where the list of all tensors is: what a missing one is missing from.
         self._list = self._folder / (SINGLE_FILE if places is None else INDEX_FILE)
@@ -128,7 +129,6 @@ class WeightReader:
     def _open(self, file: Path, place: str) -> Any:
         key = (file, place)
         if key not in self._handles:
-            require_weights(file)
             try:
                 self._handles[key] = safe_open(file, framework="pt", device=place)
             except (OSError, SafetensorError) as error:

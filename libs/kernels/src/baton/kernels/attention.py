@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from baton.kernels.dispatch import FLOATS, at_least, expect, expect_dense, expect_pages, power_of_two, runs_triton
+from baton.kernels.limits import MAX_HEAD_DIM, MAX_PAGE_SIZE
 from baton.kernels.naive import naive_decode_attention, naive_fresh_attention, naive_prefill_attention
 
 
@@ -48,7 +49,7 @@ def decode_attention(
         power_of_two("split_tokens", split_tokens, 1 << 20)
     if not runs_triton(query):
         return naive_decode_attention(query, keys, values, page_table, lengths, scale, window=window, out=out)
-    power_of_two("page size", keys.shape[1], 256)
+    power_of_two("page size", keys.shape[1], MAX_PAGE_SIZE)
     from baton.kernels.device.decode import launch_decode
 
     factor = query.shape[2] ** -0.5 if scale is None else scale
@@ -82,7 +83,7 @@ def prefill_attention(
         expect_dense("out", out)
     if not runs_triton(query):
         return naive_prefill_attention(query, keys, values, page_table, query_starts, lengths, max_query_len, scale, window=window, out=out)
-    power_of_two("page size", keys.shape[1], 256)
+    power_of_two("page size", keys.shape[1], MAX_PAGE_SIZE)
     from baton.kernels.device.prefill import launch_prefill
 
     factor = query.shape[2] ** -0.5 if scale is None else scale
@@ -114,5 +115,5 @@ def _check_query(query: Tensor, keys: Tensor, values: Tensor) -> None:
     expect_pages(keys, values, query.shape[2])
     if query.shape[1] % keys.shape[2]:
         raise ValueError(f"query has {query.shape[1]} heads, keys {keys.shape[2]}; the first must be a multiple of the second")
-    if query.shape[2] > 256:
-        raise ValueError(f"query has a head dimension of {query.shape[2]}; attention takes at most 256")
+    if query.shape[2] > MAX_HEAD_DIM:
+        raise ValueError(f"query has a head dimension of {query.shape[2]}; attention takes at most {MAX_HEAD_DIM}")

@@ -6,9 +6,8 @@ import torch
 from torch import Tensor
 
 from baton.kernels.dispatch import FLOATS, expect, expect_dense, runs_triton
+from baton.kernels.limits import DEPTH_STEP, MAX_EXPERTS
 from baton.kernels.naive import naive_grouped_linear, naive_moe_combine, naive_moe_route
-
-MAX_EXPERTS = 1024
 
 
 def moe_route(logits: Tensor, top_k: int, renormalize: bool) -> tuple[Tensor, Tensor, Tensor, Tensor]:
@@ -38,8 +37,8 @@ def grouped_linear(x: Tensor, weight: Tensor, sorted_index: Tensor, offsets: Ten
     expect("offsets", offsets, (weight.shape[0] + 1,), torch.int32)
     if not len(x) or len(sorted_index) % len(x):
         raise ValueError(f"sorted_index has {len(sorted_index)} assignments, x {len(x)} rows; the first must be a multiple of the second")
-    if x.shape[1] % 16:
-        raise ValueError(f"x has {x.shape[1]} columns; it must be a multiple of 16")
+    if x.shape[1] % DEPTH_STEP:
+        raise ValueError(f"x has {x.shape[1]} columns; it must be a multiple of {DEPTH_STEP}")
     if not runs_triton(x):
         return naive_grouped_linear(x, weight, sorted_index, offsets, invariant=invariant)
     from baton.kernels.device.grouped import launch_grouped_linear

@@ -5,8 +5,8 @@ from __future__ import annotations
 from torch import Tensor
 
 from baton.kernels.dispatch import FLOATS, expect, expect_dense, runs_triton
+from baton.kernels.limits import DEPTH_STEP, MAX_HIDDEN
 from baton.kernels.naive import naive_linear_few, naive_linear_few_norm, naive_linear_invariant
-from baton.kernels.norm import MAX_HIDDEN
 
 #: Beyond that a library's product is better.
 MAX_ROWS = 64
@@ -76,7 +76,7 @@ def _check(x: Tensor, weight: Tensor, bias: Tensor | None) -> None:
     expect_dense("x", x)
     expect("weight", weight, (-1, x.shape[1]), x.dtype)
     expect_dense("weight", weight)
-    if x.shape[1] % 16:
-        raise ValueError(f"x has {x.shape[1]} columns; it must be a multiple of 16")
+    if x.shape[1] % DEPTH_STEP:
+        raise ValueError(f"x has {x.shape[1]} columns; it must be a multiple of {DEPTH_STEP}")
     if bias is not None:
         expect("bias", bias, (weight.shape[0],), x.dtype)

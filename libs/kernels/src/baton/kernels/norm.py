@@ -5,10 +5,8 @@ from __future__ import annotations
 from torch import Tensor
 
 from baton.kernels.dispatch import FLOATS, expect, expect_dense, runs_triton
+from baton.kernels.limits import MAX_HIDDEN
 from baton.kernels.naive import naive_add_rms_norm, naive_rms_norm
-
-#: A row is held in registers.
-MAX_HIDDEN = 32768
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:

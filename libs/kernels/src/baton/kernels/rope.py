@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from baton.kernels.dispatch import FLOATS, expect, expect_dense, expect_pages, power_of_two, runs_triton
+from baton.kernels.limits import MAX_PAGE_SIZE
 from baton.kernels.naive import naive_rope_and_write
 
 
@@ -46,7 +47,7 @@ def rope_and_write(
     if not runs_triton(qkv):
         naive_rope_and_write(qkv, positions, slots, turns, keys, values, num_heads, num_kv_heads, q_norm, k_norm, eps)
         return
-    power_of_two("page size", keys.shape[1], 256)
+    power_of_two("page size", keys.shape[1], MAX_PAGE_SIZE)
     from baton.kernels.device.rope import launch_rope_and_write
 
     launch_rope_and_write(qkv, positions, slots, turns, keys, values, num_heads, num_kv_heads, q_norm, k_norm, eps)
