@@ -3,9 +3,10 @@
     python benchmarks/metrics_cost.py MODEL_FOLDER [--layers 2] [--turns 21] [--turn-s 6] [--streams 16] [--strict]
 
 Each stack is a gateway, a prefill and a decode server, as `baton up` starts them. The one with metrics is scraped every second, all three services,
-which is five times as often as deploy/observability does. Turns alternate, so that whatever else the machine does falls on both; the median of the
-ratios of neighbouring turns is printed with its quartiles. So is the processor time that the three services of a stack take for a token, which other
-work on the machine moves less. With --strict the exit status is 1 when more than 2 % of the throughput are lost, and more than 2 % of processor time.
+which is five times as often as deploy/observability does. Prefix caches are off, because turns ask for the same prompts.
+Turns alternate, so that whatever else the machine does falls on both; the median of the ratios of neighbouring turns is printed with its quartiles.
+So is the processor time that the three services of a stack take for a token, which other work on the machine moves less. With --strict the exit
+status is 1 when more than 2 % of the throughput are lost, and more than 2 % of processor time.
 
 --layers makes the model that shallow, with random weights: less of a step is arithmetic, and more of what is around it shows. With all of its layers
 the ratio is what a server on this machine loses.
@@ -184,7 +185,7 @@ def main() -> int:
     parser.add_argument("--strict", action="store_true")
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder, ExitStack() as undo:
-        model, worker_flags = arguments.model, ("--threads", "1", "--num-pages", "2048")
+        model, worker_flags = arguments.model, ("--threads", "1", "--num-pages", "2048", "--no-prefix-cache")
         if arguments.layers:
             model, worker_flags = shallow(model, Path(folder) / MODEL, arguments.layers), (*worker_flags, "--load-format", "dummy")
         metrics = ("--metrics-exporter", "prometheus", "--metrics-port", "0")

@@ -3,8 +3,9 @@
     python benchmarks/plan_against_measured.py --requests 80
 
 Calibrates with one plain server and one pair, then measures one plain server, two plain servers and a pair under two Poisson loads each, and
-simulates the same requests at the same times. Prints predicted against measured; exits with 1 if p50 is off by more than 15 % or p99 by more
-than 25 %, with 2 if the machine was too busy to calibrate. Predictions are made from the calibration alone: no measured load is fitted to.
+simulates the same requests at the same times. Prefix caches are off: the simulator has none. Prints predicted against measured; exits with 1 if p50
+is off by more than 15 % or p99 by more than 25 %, with 2 if the machine was too busy to calibrate. Predictions are made from the calibration alone:
+no measured load is fitted to.
 """
 
 import argparse
@@ -157,7 +158,8 @@ def main() -> int:
     devices = parse_devices(arguments.devices)
     machine = describe_machine(with_gpus=any(device.is_gpu for device in devices))
     topologies = topologies_of(len(devices), [(1, 1)])
-    options = FleetOptions(model_path, model_name, http_port=0, grpc_port=0, bootstrap_port=0)
+    # Both loads ask for the same prompts, of servers that topologies share; the simulator knows of no prefix caches.
+    options = FleetOptions(model_path, model_name, http_port=0, grpc_port=0, bootstrap_port=0, worker_flags=("--no-prefix-cache",))
     with supervised(DRAIN_TIMEOUT_S, console, verbose=False) as supervisor:
         pool = Pool(options, devices, topologies, supervisor)
         with progress_line(console) as note:

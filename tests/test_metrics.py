@@ -20,7 +20,8 @@ pytestmark = pytest.mark.integration
 ON = ("--metrics-exporter", "prometheus", "--metrics-port", "0")
 NUM_ANSWERS = 4
 NUM_TOKENS = 12
-PROMPT = list(range(100, 140))
+#: One for each answer, so that no prefix cache has any of it.
+PROMPTS = [list(range(first, first + 40)) for first in range(5000, 5000 + 100 * NUM_ANSWERS, 100)]
 #: What nothing here makes a service count, and why.
 ABSENT = {
     "baton.gpu.memory.used": "needs a GPU",
@@ -35,11 +36,11 @@ ABSENT = {
 }
 
 
-def ask(fleet: Fleet, max_tokens: int = NUM_TOKENS, model: str = MODEL) -> grpc.RpcError | int:
+def ask(fleet: Fleet, prompt: list[int], model: str = MODEL) -> grpc.RpcError | int:
     """Tokens that came, or how it failed."""
-    sampling = pb.SamplingParams(temperature=0, max_tokens=max_tokens, ignore_eos=True)
+    sampling = pb.SamplingParams(temperature=0, max_tokens=NUM_TOKENS, ignore_eos=True)
     with grpc.insecure_channel(fleet.grpc) as channel:
-        request = pb.GenerateRequest(model=model, token_ids=pb.TokenIds(ids=PROMPT), sampling=sampling)
+        request = pb.GenerateRequest(model=model, token_ids=pb.TokenIds(ids=prompt), sampling=sampling)
         try:
             return sum(len(message.token_ids) for message in InferenceStub(channel).Generate(request, timeout=60))
         except grpc.RpcError as error:
@@ -62,8 +63,8 @@ def stack(model_path: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterato
                {"gateway": fleet.gateway, "prefill": prefill, "decode": decode, "plain": plain}.items()}  # fmt: skip
     prometheus = Prometheus(targets, folder / "prometheus")
     try:
-        assert [ask(fleet) for _ in range(NUM_ANSWERS)] == [NUM_TOKENS] * NUM_ANSWERS
-        assert isinstance(ask(fleet, model="no-such-model"), grpc.RpcError)
+        assert [ask(fleet, prompt) for prompt in PROMPTS] == [NUM_TOKENS] * NUM_ANSWERS
+        assert isinstance(ask(fleet, PROMPTS[0], model="no-such-model"), grpc.RpcError)
         leave(fleet)
         fleet.assert_free()
         wait_for(lambda: value(prometheus, "sum(baton_rooms_failed_total)") == 3, 30, lambda: f"{prometheus.ask('baton_rooms_failed_total > 0')}")
@@ -138,7 +139,7 @@ def test_numbers_are_what_has_happened(stack: tuple[Fleet, Prometheus]) -> None:
     is_(NUM_ANSWERS, "baton_request_time_to_first_token_seconds_count")
     is_(NUM_ANSWERS * (NUM_TOKENS - 1), "baton_request_inter_token_latency_seconds_count")
     is_(NUM_ANSWERS * NUM_TOKENS, "baton_tokens_completion_total")
-    is_(NUM_ANSWERS * len(PROMPT) + 4000, "baton_tokens_prompt_total")
+    is_(sum(map(len, PROMPTS)) + 4000, "baton_tokens_prompt_total")
     for role in ("gateway", "prefill", "decode"):
         is_(NUM_ANSWERS, f'baton_rooms_succeeded_total{{role="{role}"}}')
         is_(1, f'baton_transfer_failed_total{{role="{role}",origin="client",cause="client_gone"}}')
@@ -146,14 +147,15 @@ def test_numbers_are_what_has_happened(stack: tuple[Fleet, Prometheus]) -> None:
     for part in ("duration_seconds", "speed_bytes_per_second", "size_bytes", "puts", "put_size_bytes", "exposed_seconds"):
         is_(NUM_ANSWERS, f"sum(baton_transfer_{part}_count)")
     page_bytes = 2 * 30 * 3 * 64 * 16 * 4  # keys and values, layers, heads, head_dim, page size, float32
-    pages = -(-len(PROMPT) // 16)
-    is_(NUM_ANSWERS * pages * page_bytes, "sum(baton_transfer_size_bytes_sum)")
+    pages = sum(-(-len(prompt) // 16) for prompt in PROMPTS)
+    is_(pages * page_bytes, "sum(baton_transfer_size_bytes_sum)")
     is_(NUM_ANSWERS, 'baton_leases_ended_total{outcome="landed"}')
     is_(NUM_ANSWERS, "sum(baton_landing_exposed_seconds_count)")
     for role, kind in (("prefill", "prefill"), ("decode", "decode"), ("plain", "plain")):
         load = fleet.by_kind(kind).info().load
         is_(load.total_pages, f'sum(baton_kv_pages{{role="{role}"}})')
-        is_(load.free_pages, f'baton_kv_pages{{role="{role}",state="free"}}')
+        is_(load.free_pages, f'sum(baton_kv_pages{{role="{role}",state=~"free|cached"}})')
+        is_(load.cached_pages, f'baton_kv_pages{{role="{role}",state="cached"}}')
         if role != "prefill":  # a step that was given up is none
             is_(load.steps, f'baton_step_duration_seconds_count{{role="{role}"}}')
     is_(NUM_ANSWERS * (NUM_TOKENS - 1), 'baton_step_tokens_sum{role="decode"}')

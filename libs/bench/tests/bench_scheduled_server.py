@@ -66,7 +66,7 @@ class GrpcServer(inference_pb2_grpc.InferenceServicer):
     async def _answer(self, prompt: str):
         async for text in self.schedule.tokens(prompt):
             yield inference_pb2.GenerateResponse(text=text, token_ids=[1])
-        usage = inference_pb2.Usage(prompt_tokens=5, completion_tokens=self.schedule.num_tokens)
+        usage = inference_pb2.Usage(prompt_tokens=5, cached_tokens=2, completion_tokens=self.schedule.num_tokens)
         moved = inference_pb2.TransferReport(bytes=4096, puts=3, duration_ms=2.0, exposed_ms=0.5)
         report = inference_pb2.RoomReport(transfer=moved, ttft_ms=60.0)
         yield inference_pb2.GenerateResponse(finish_reason=common_pb2.FINISH_REASON_LENGTH, usage=usage, report=report)
@@ -117,7 +117,13 @@ class HttpServer:
             writer.write(b"0\r\n\r\n")
             return
         self._event(writer, {"choices": [{"delta": {}, "text": "", "finish_reason": "length"}]})
-        self._event(writer, {"choices": [], "usage": {"prompt_tokens": 5, "completion_tokens": self.schedule.num_tokens}})
+        self._event(
+            writer,
+            {
+                "choices": [],
+                "usage": {"prompt_tokens": 5, "completion_tokens": self.schedule.num_tokens, "prompt_tokens_details": {"cached_tokens": 2}},
+            },
+        )
         self._chunk(writer, b"data: [DONE]\n\n")
         writer.write(b"0\r\n\r\n")
 

@@ -137,6 +137,14 @@ def test_what_speaks_against_a_run_is_said_before_its_figures() -> None:
     assert "give a tokenizer" in summary_markdown(summarise(inflated))
 
 
+@pytest.mark.parametrize(("cached", "said"), [(None, False), (5, False), (6, True)])
+def test_prompts_that_a_prefix_cache_had_are_said(cached: int | None, said: bool) -> None:
+    """A second command with the same seed asks for the same prompts."""
+    server = {} if cached is None else {"cached_tokens": float(cached)}
+    found = summarise(Run(HEADER, tuple(made(index, prompt_tokens=10, server=server) for index in range(3)), ()))
+    assert any("60% of the prompts' tokens came out of a prefix cache" in flag for flag in found.flags) is said
+
+
 def test_a_run_without_any_answer_can_be_summed_up() -> None:
     failed = made(0, error="connect", token_s=(), token_counts=(), output_tokens=None)
     text = summary_markdown(summarise(Run(HEADER, (failed,), ()), Objectives(1, 1)))

@@ -49,6 +49,7 @@ def test_the_engines_snapshot_is_looked_up(role: Role, engine: Any) -> None:
     host.stats = EngineStats(
         total_pages=20,
         free_pages=10,
+        cached_pages=7,
         reserved_pages=1,
         published_pages=2,
         quarantined_pages=3,
@@ -62,7 +63,7 @@ def test_the_engines_snapshot_is_looked_up(role: Role, engine: Any) -> None:
     metrics = made(role)
     observe_engine(metrics, host, role)
     found = scraped(metrics)
-    assert found["baton_kv_pages"] == {"free": 10, "reserved": 1, "published": 2, "quarantined": 3, "running": 4}
+    assert found["baton_kv_pages"] == {"free": 3, "cached": 7, "reserved": 1, "published": 2, "quarantined": 3, "running": 4}
     queues = {
         Role.PREFILL: {"running": 5, "bootstrap": 3, "waiting": 4, "transfer": 2},
         Role.DECODE: {"running": 5, "pre_allocation": 7, "transfer": 2},

@@ -71,7 +71,7 @@ async def test_the_split_equals_one_server(servers, leg_type, pair_type, wanted,
         await pair.connect()
         at_once = await asyncio.gather(*(pair.answer(prompt, max_tokens) for prompt, max_tokens in wanted))
         assert at_once == expected
-        await what_moved_is_the_whole_prompt_once(pair, wanted[4][0])
+        await what_moved_is_the_whole_prompt_once(pair, [token + 1 for token in wanted[4][0]])
         await rooms_that_are_ended_give_their_pages_back(pair)
         assert await pair.answer(*wanted[5]) == expected[5]
         await pair.until_free()
@@ -81,6 +81,7 @@ async def test_the_split_equals_one_server(servers, leg_type, pair_type, wanted,
 
 
 async def what_moved_is_the_whole_prompt_once(pair, prompt) -> None:
+    """prompt: a new one, of which no prefix cache has anything."""
     _, sent, landed = await pair.start(prompt, 4)
     assert await landed.until_over() == "finished"
     await sent.until_over()

@@ -13,7 +13,8 @@ class Sample:
 
     `scheduled_s`: when it should have been sent; `sent_s`: when it was. `token_s[i]`: arrival of the i-th message that carried output, with
     `token_counts[i]` tokens (1 where the protocol does not say). `output_tokens`: as the server reported, None if it did not.
-    `error`: a bounded word, None for success. `server`: numbers that the server gave about this request (KV bytes, exposed transfer)."""
+    `error`: a bounded word, None for success. `server`: numbers that the server gave about this request (KV bytes, exposed transfer, tokens
+    of the prompt that a prefix cache had)."""
 
     repeat: int
     index: int

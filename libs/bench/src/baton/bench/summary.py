@@ -24,6 +24,8 @@ from baton.bench.runfile import Run, RunHeader
 from baton.bench.sample import Sample
 from baton.bench.tokens import CountTokens, TokenCheck, check_tokens
 
+#: More of the prompts than this from prefix caches is said. What chat templates begin with alike is less of most prompts.
+SAID_CACHED_SHARE = 0.5
 #: Below this many values their 99th percentile is little more than their maximum.
 ENOUGH_FOR_P99 = 100
 
@@ -75,6 +77,7 @@ def summarise(run: Run, objectives: Objectives | None = None, count_tokens: Coun
     # Requests that were refused by the generator's own limit were never sent; all others have a lag.
     lag = judge_lag([sample.lag_s for sample in samples if sample.error != "not_sent"], run.loop_lag_s, latencies.ttft_ms, latencies.itl_ms)
     tokens, errors = check_tokens(samples, count_tokens), errors_by_cause(samples)
+    flags = (*lag.verdicts, *_error_flags(errors, len(samples)), *_token_flags(tokens), *_cache_flags(answered), *_size_flags(latencies))
     return Summary(
         header=run.header,
         num_requests=len(samples),
@@ -89,7 +92,7 @@ def summarise(run: Run, objectives: Objectives | None = None, count_tokens: Coun
         server=_server(answered),
         spread=_spread(run, objectives),
         lag=lag,
-        flags=(*lag.verdicts, *_error_flags(errors, len(samples)), *_token_flags(tokens), *_size_flags(latencies), *_energy_flags(run.energy)),
+        flags=(*flags, *_energy_flags(run.energy)),
         energy=run.energy,
     )
 
@@ -155,6 +158,15 @@ def _token_flags(tokens: TokenCheck) -> list[str]:
         counts = f"{tokens.retokenised} in the texts, {tokens.reported} reported"
         flags.append(f"{tokens.num_differing} answers hold another number of tokens than reported ({counts})")
     return flags
+
+
+def _cache_flags(answered: Sequence[Sample]) -> list[str]:
+    told = [sample for sample in answered if sample.prompt_tokens and "cached_tokens" in sample.server]
+    cached = sum(sample.server["cached_tokens"] for sample in told)
+    share = cached / sum(sample.prompt_tokens or 0 for sample in told) if told else 0.0
+    if share <= SAID_CACHED_SHARE:
+        return []
+    return [f"{share:.0%} of the prompts' tokens came out of a prefix cache: take another --seed if these prompts were asked for before"]
 
 
 def _energy_flags(energy: Energy | None) -> list[str]:

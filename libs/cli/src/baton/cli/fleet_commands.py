@@ -70,7 +70,8 @@ def _show(answer: fleet_pb2.ListWorkersResponse) -> None:
     for worker in answer.workers:
         load = worker.info.load
         instance, state = worker.info.instance_id or "?", worker.unusable_because or "in use"
-        pages = f"{load.free_pages} of {load.total_pages}" if worker.HasField("info") else ""
+        cached = f", {load.cached_pages} cached" if load.cached_pages else ""
+        pages = f"{load.free_pages} of {load.total_pages}{cached}" if worker.HasField("info") else ""
         cells = (instance, worker.address, ", ".join(worker.sources), state, str(worker.rooms), pages, str(load.tokens_in_flight))
         table.add_row(role_name(worker.role), *(Text(cell) for cell in cells))
     if answer.workers:

@@ -41,6 +41,13 @@ class PageAllocator:
             self._claim(table.extents[-1].end, headroom)
         return True
 
+    def has_place(self, table: PageTable, count: int, headroom: int = 0) -> bool:
+        """Whether `allocate` would find `count` pages in one piece, at the table's end or with the headroom behind them, without touching what others
+        are likely to ask for."""
+        if table.extents and self._counts.get(table.extents[-1].end, 0) >= count:
+            return True
+        return any(length - min(length, self._claims.get(first, 0)) >= count + headroom for first, length in self._counts.items())
+
     def free(self, table: PageTable, kept: Container[int] = ()) -> None:
         """Takes all pages of `table` back, but for those that somebody else keeps, and empties it."""
         for extent in table.clear():

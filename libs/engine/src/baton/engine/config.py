@@ -29,7 +29,8 @@ class EngineConfig:
     num_threads: torch's threads inside one operation, for the whole process; None leaves them as they are.
     deterministic: on a GPU, results of a request do not depend on what else is in the batch; slower. (On a CPU it is ignored.)
     cuda_graphs: on a GPU, decode steps and chunks of up to 1,024 tokens are captured once and replayed.
-    prefix_cache: whole pages of prompts and answers stay until others need them, and are not computed (decode: not moved) again.
+    prefix_cache: whole pages of prompts and answers stay until others need them, and are not computed (decode: not moved) again. Servers turn it
+    on (--prefix-cache); an engine that is asked for nothing keeps nothing.
     growth_tokens: room kept for each admitted sequence's answer before another sequence is let in.
     max_passes: how many smaller requests may be let in before one that does not fit yet.
     """

@@ -7,6 +7,9 @@ from baton.engine.prefix_tree import PrefixTree
 from baton.engine.scheduling.sequence import Sequence
 from baton.engine.types import Extent
 
+#: Pages that are evicted between two looks at whether that is enough.
+EVICTED_AT_ONCE = 16
+
 
 class PageBook:
     """Gives sequences their pages: leading ones that the tree already has, which are never written again, and own ones behind them.
@@ -39,6 +42,11 @@ class PageBook:
     def num_cached(self) -> int:
         """Pages of the tree, held or not."""
         return len(self._tree) if self._tree is not None else 0
+
+    @property
+    def num_free_cached(self) -> int:
+        """Of the free ones, those that are found again until they are allocated."""
+        return self._tree.num_evictable if self._caches and self._tree is not None else 0
 
     @property
     def num_shared(self) -> int:
@@ -79,14 +87,20 @@ class PageBook:
         assert given, f"room {sequence.room} was let in for {num_pages} pages, {self.num_free} are free"
 
     def grow(self, sequence: Sequence, count: int, headroom: int = 0) -> bool:
-        """`count` more own pages. False, and nothing changed, when so many are not to be had."""
-        missing = count - self._allocator.num_free
-        if missing > 0:
-            if self._tree is None or missing > self._tree.num_evictable:
-                return False
-            evicted = self._tree.evict(missing)
-            self.num_evicted_pages += len(evicted)
-            self._allocator.free_pages(evicted)
+        """`count` more own pages. False, and nothing changed, when so many are not to be had.
+
+        Pages are evicted until these are found in one piece, the headroom behind them: what is evicted one after the other lay side by side in most
+        cases, and a page at a time would scatter every answer over a pool that is full of cached pages. At most so many as are asked for here go.
+        """
+        if count > self.num_free:
+            return False
+        if self._tree is not None:
+            most = max(count - self._allocator.num_free, count + headroom)
+            while most > 0 and self._tree.num_evictable and not self._allocator.has_place(sequence.pages, count, headroom):
+                evicted = self._tree.evict(min(EVICTED_AT_ONCE, most))
+                most -= EVICTED_AT_ONCE
+                self.num_evicted_pages += len(evicted)
+                self._allocator.free_pages(evicted)
         return self._allocator.allocate(sequence.pages, count, headroom)
 
     def num_held(self, sequence: Sequence) -> int:

@@ -252,10 +252,13 @@ EngineEvent = Bootstrapped | Reserved | PrefillStarted | TransferStarted | Trans
 
 @dataclass(slots=True)
 class EngineStats:
-    """A snapshot. Pages always satisfy free + reserved + published + quarantined + running = total."""
+    """A snapshot. Pages always satisfy free + reserved + published + quarantined + running = total.
+
+    cached_pages: of the free ones, those that the prefix cache can still find; they are given back before an allocation fails."""
 
     total_pages: int = 0
     free_pages: int = 0
+    cached_pages: int = 0
     reserved_pages: int = 0
     published_pages: int = 0
     quarantined_pages: int = 0

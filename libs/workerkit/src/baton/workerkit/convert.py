@@ -125,6 +125,7 @@ def load_to_wire(stats: EngineStats, stalled_s: float) -> worker_pb2.WorkerLoad:
     return worker_pb2.WorkerLoad(
         total_pages=stats.total_pages,
         free_pages=stats.free_pages,
+        cached_pages=stats.cached_pages,
         reserved_pages=stats.reserved_pages,
         published_pages=stats.published_pages,
         quarantined_pages=stats.quarantined_pages,

@@ -39,7 +39,7 @@ class EngineSettings(SettingsGroup):
     deterministic: bool = Field(default=False, description="On a GPU, answers do not depend on what else is in the batch; slower.")
     cuda_graphs: bool = Field(default=True, description="On a GPU, decode steps and chunks of up to 1,024 tokens are captured once and replayed.")
     prefix_cache: bool = Field(
-        default=False, description="Whole pages of prompts and answers stay until others need them: not computed (decode: not moved) again."
+        default=True, description="Whole pages of prompts and answers stay until others need them: not computed (decode: not moved) again."
     )
     max_model_len: int | None = Field(default=None, ge=2, description="Longest prompt and answer together, in tokens; the model's own when not set.")
     max_rooms: int = Field(default=1024, ge=1, le=65536, description="Rooms that may be open at once; one more is refused.")

@@ -137,7 +137,8 @@ def _extra(host: EngineHost, name: str) -> float:
 def _pages(host: EngineHost) -> Values:
     stats = host.stats
     pages = {
-        "free": stats.free_pages,
+        "free": stats.free_pages - stats.cached_pages,
+        "cached": stats.cached_pages,
         "reserved": stats.reserved_pages,
         "published": stats.published_pages,
         "quarantined": stats.quarantined_pages,

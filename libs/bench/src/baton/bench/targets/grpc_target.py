@@ -78,7 +78,7 @@ def _piece(message: inference_pb2.GenerateResponse) -> Piece:
         finish=FINISH_NAMES.get(message.finish_reason, ""),
         prompt_tokens=usage.prompt_tokens if usage else None,
         output_tokens=usage.completion_tokens if usage else None,
-        server=_server_numbers(message.report) if message.HasField("report") else {},
+        server=(_server_numbers(message.report) if message.HasField("report") else {}) | ({"cached_tokens": usage.cached_tokens} if usage else {}),
     )
 
 

@@ -80,6 +80,9 @@ def _piece(data: str) -> Piece:
         choice = body["choices"][0] if body.get("choices") else {}
         text = choice.get("text") or (choice.get("delta") or {}).get("content") or ""
         usage = body.get("usage") or {}
-        return Piece(text, int(bool(text)), choice.get("finish_reason") or "", usage.get("prompt_tokens"), usage.get("completion_tokens"))
+        cached = (usage.get("prompt_tokens_details") or {}).get("cached_tokens")
+        numbers = {} if cached is None else {"cached_tokens": cached}
+        finish = choice.get("finish_reason") or ""
+        return Piece(text, int(bool(text)), finish, usage.get("prompt_tokens"), usage.get("completion_tokens"), numbers)
     except (ValueError, TypeError, AttributeError, KeyError, IndexError) as error:
         raise RequestFailedError("bad_event", f"{data[:DETAIL_CHARS]!r} is not a chunk of a completion") from error

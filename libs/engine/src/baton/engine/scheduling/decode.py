@@ -175,6 +175,7 @@ class DecodeScheduler:
         return EngineStats(
             total_pages=self._book.num_pages,
             free_pages=self._book.num_free,
+            cached_pages=self._book.num_free_cached,
             reserved_pages=held[Stage.RESERVED],
             published_pages=leased - quarantined,
             quarantined_pages=quarantined,

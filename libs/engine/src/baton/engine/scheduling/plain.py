@@ -120,6 +120,7 @@ class PlainScheduler:
         return EngineStats(
             total_pages=self._book.num_pages,
             free_pages=self._book.num_free,
+            cached_pages=self._book.num_free_cached,
             running_pages=self._running.num_pages + self._book.num_shared,
             rooms=len(self._rooms),
             waiting=len(self._waiting),

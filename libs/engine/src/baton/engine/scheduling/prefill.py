@@ -208,6 +208,7 @@ class PrefillScheduler:
         return EngineStats(
             total_pages=self._book.num_pages,
             free_pages=self._book.num_free,
+            cached_pages=self._book.num_free_cached,
             running_pages=sum(state.sequence.num_own_pages for state in self._rooms.values()) + self._book.num_shared,
             rooms=len(self._rooms),
             waiting=stages[Stage.BOOTSTRAPPING] + stages[Stage.WAITING],

@@ -201,8 +201,9 @@ _REQUESTS = (
 )
 
 _WORK = (
-    _gauge("baton.kv.pages", "{page}", WORKERS, "Pages of the KV pool by owner; all states together are the pool.",
-           state=("free", "reserved", "published", "quarantined", "running")),
+    _gauge("baton.kv.pages", "{page}", WORKERS,
+           "Pages of the KV pool by owner; all states together are the pool. cached: free, and the prefix cache can still find them.",
+           state=("free", "cached", "reserved", "published", "quarantined", "running")),
     _counter("baton.tokens.computed", "{token}", WORKERS, "Tokens that went through the model, of prompts and of answers."),
     _counter("baton.tokens.recomputed", "{token}", ("gateway", *DECODING),
              "Tokens computed again: for rooms after a failure (gateway), for sequences that were retracted (servers)."),
@@ -211,7 +212,7 @@ _WORK = (
     _counter("baton.prefix.tokens", "{token}", WORKERS,
              "Tokens of sequences that came, by whether the prefix cache had them: found ones are not computed (decode: not moved) again.",
              outcome=("found", "missed")),
-    _gauge("baton.prefix.pages", "{page}", WORKERS, "Pages of the prefix cache, in use (running) or not (free)."),
+    _gauge("baton.prefix.pages", "{page}", WORKERS, "Pages of the prefix cache, in use (running) or not (cached)."),
     _counter("baton.prefix.evictions", "{page}", WORKERS, "Pages that the prefix cache gave back because others needed them."),
     _counter("baton.retractions", "{sequence}", DECODING, "Sequences that gave their pages up in mid-stream because the pool was full."),
     _counter("baton.prefills.on_decode", "{room}", ("gateway", "decode"), "Prompts that a decode server computed itself."),

@@ -115,8 +115,10 @@ class WorkerLoad(_message.Message):
     LOCAL_PREFILLS_FIELD_NUMBER: _builtins.int
     PROMPT_TOKENS_PER_S_FIELD_NUMBER: _builtins.int
     PENDING_PROMPT_TOKENS_FIELD_NUMBER: _builtins.int
+    CACHED_PAGES_FIELD_NUMBER: _builtins.int
     total_pages: _builtins.int
     free_pages: _builtins.int
+    """Pages that can be allocated now: those that nothing is kept in, and cached_pages."""
     reserved_pages: _builtins.int
     published_pages: _builtins.int
     quarantined_pages: _builtins.int
@@ -136,6 +138,8 @@ class WorkerLoad(_message.Message):
     """How fast prompts are computed, measured over the last ones (the steps' other rows included); 0: none was yet."""
     pending_prompt_tokens: _builtins.int
     """Tokens of prompts that it was given and has not computed yet."""
+    cached_pages: _builtins.int
+    """Of free_pages, those that the prefix cache can still find. They are given back before an allocation fails."""
     def __init__(
         self,
         *,
@@ -155,10 +159,11 @@ class WorkerLoad(_message.Message):
         local_prefills: _builtins.int = ...,
         prompt_tokens_per_s: _builtins.float = ...,
         pending_prompt_tokens: _builtins.int = ...,
+        cached_pages: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["free_pages", b"free_pages", "local_prefills", b"local_prefills", "pending_prompt_tokens", b"pending_prompt_tokens", "prompt_tokens_per_s", b"prompt_tokens_per_s", "published_pages", b"published_pages", "quarantined_pages", b"quarantined_pages", "recomputed_tokens", b"recomputed_tokens", "reserved_pages", b"reserved_pages", "retractions", b"retractions", "rooms", b"rooms", "running", b"running", "stalled_s", b"stalled_s", "steps", b"steps", "tokens_in_flight", b"tokens_in_flight", "total_pages", b"total_pages", "waiting", b"waiting"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cached_pages", b"cached_pages", "free_pages", b"free_pages", "local_prefills", b"local_prefills", "pending_prompt_tokens", b"pending_prompt_tokens", "prompt_tokens_per_s", b"prompt_tokens_per_s", "published_pages", b"published_pages", "quarantined_pages", b"quarantined_pages", "recomputed_tokens", b"recomputed_tokens", "reserved_pages", b"reserved_pages", "retractions", b"retractions", "rooms", b"rooms", "running", b"running", "stalled_s", b"stalled_s", "steps", b"steps", "tokens_in_flight", b"tokens_in_flight", "total_pages", b"total_pages", "waiting", b"waiting"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

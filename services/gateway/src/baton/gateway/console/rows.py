@@ -160,6 +160,7 @@ def server_row(worker: Worker, num_rooms_elsewhere: int, *, operator: bool) -> R
         "pages": {
             "total": load.total_pages,
             "free": load.free_pages,
+            "cached": load.cached_pages,
             "reserved": load.reserved_pages,
             "published": load.published_pages,
             "quarantined": load.quarantined_pages,

@@ -81,7 +81,8 @@ function showPages(bar, text, pages) {
   const sizes = { ...pages, used: Math.max(0, held - pages.reserved - pages.published - pages.quarantined) };
   PARTS.forEach(([part], index) => style(bar.children[index], "width", `${(100 * sizes[part]) / pages.total}%`));
   const others = PARTS.slice(1).filter(([part]) => pages[part]).map(([part, word]) => `${count(pages[part])} ${word}`);
-  return say(text, [`${count(pages.free)} of ${count(pages.total)} free`, ...others].join(", "));
+  const cached = pages.cached ? ` (${count(pages.cached)} cached)` : "";
+  return say(text, [`${count(pages.free)} of ${count(pages.total)} free${cached}`, ...others].join(", "));
 }
 
 function pair() {
