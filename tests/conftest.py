@@ -1,4 +1,5 @@
-"""The fleets that integration tests share. Each is started once a session; `clean` asserts after every test that nothing is held."""
+"""The fleets that integration tests share. Each is started once a session, for all the files of one pytest run; every test asserts that nothing is
+held when it ends."""
 
 from __future__ import annotations
 
@@ -28,9 +29,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 @pytest.fixture(scope="session")
 def model_path() -> Path:
     """The real model's folder; fetched when it is not there yet."""
-    subprocess.run([sys.executable, "-m", "baton.cli.main", "model", "fetch", "smollm2"], check=True, stdout=subprocess.DEVNULL)
-    path = subprocess.run([sys.executable, "-m", "baton.cli.main", "model", "path", "smollm2"], check=True, capture_output=True, text=True)
-    return Path(path.stdout.strip())
+    fetch = [sys.executable, "-m", "baton.cli.main", "model", "fetch", "smollm2"]
+    return Path(subprocess.run(fetch, check=True, stdout=subprocess.PIPE, text=True).stdout.strip())
 
 
 def _split(model_path: Path, folder: Path, transport: str) -> Iterator[Fleet]:
@@ -42,7 +42,7 @@ def _split(model_path: Path, folder: Path, transport: str) -> Iterator[Fleet]:
     fleet.close()
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def shm_fleet(model_path: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
     """One prefill and one decode server, shared memory, every digest compared."""
     yield from _split(model_path, tmp_path_factory.mktemp("shm"), "shm")
@@ -54,7 +54,7 @@ def tcp_fleet(model_path: Path, tmp_path_factory: pytest.TempPathFactory) -> Ite
     yield from _split(model_path, tmp_path_factory.mktemp("tcp"), "tcp")
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def plain_fleet(model_path: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
     """One plain server behind a gateway."""
     fleet = Fleet(model_path, tmp_path_factory.mktemp("plain"))

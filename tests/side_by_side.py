@@ -38,12 +38,14 @@ UNIT = (
 )
 INTEGRATION = (
     ("tests/test_equality.py",),
-    ("tests/test_retry.py", "tests/test_storm.py", "tests/clients"),
+    # They share a fleet.
+    ("tests/clients", "tests/test_bad_input.py", "tests/test_docs_examples.py"),
+    ("tests/test_retry.py", "tests/test_storm.py"),
     ("tests/test_baton_command.py", "tests/test_console.py"),
     ("tests/test_broken_folder.py", "tests/test_metrics.py", "tests/test_otlp.py", "tests/test_prefix_cache.py"),
     ("tests/test_leaving_chunks.py", "tests/test_secure_fleet.py"),
     ("tests/test_faults.py",),
-    ("tests/test_docs_bench.py", "tests/test_docs_decide.py", "tests/test_docs_examples.py", "tests/test_docs_plan.py"),
+    ("tests/test_docs_bench.py", "tests/test_docs_decide.py", "tests/test_docs_plan.py"),
 )
 #: Hosts and cut wires are network devices that come and go, in this process's own namespace too: a transfer over tcp that takes one of them ends when
 #: it goes. So they stay in one run with everything that transfers over tcp or kills peers, one after the other: the rest.
