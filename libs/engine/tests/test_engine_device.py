@@ -178,6 +178,18 @@ def test_split_is_plain_and_samples_what_the_cpu_samples(tiny, model):
     pair.assert_clean()
 
 
+def test_a_top_k_of_more_than_an_int32_is_off(tiny, model):
+    """Workers take what 32 bits hold; whoever speaks with one directly must not end its engine."""
+    asked = dict(enumerate(prompts([9, 30], seed=3), start=1))
+    found = []
+    for of in (tiny.ours, model):
+        plain = engine(of)
+        for room, prompt in asked.items():
+            plain.add(request(room, prompt, max_tokens=6, temperature=1.0, top_k=2**32 - room, seed=room))
+        found.append(answers(run(plain)))
+    assert found[0] == found[1]
+
+
 @through_host_memory
 def test_a_stop_token_ends_the_answer_although_the_next_step_runs(tiny, model):
     prompt = prompts([20], seed=4)[0]

@@ -16,7 +16,7 @@ from baton.engine.device.chunk_graphs import ChunkGraphs
 from baton.engine.device.extras import Part, asked_of, part
 from baton.engine.device.model import DeviceModel, Rows
 from baton.engine.device.products import Mode
-from baton.engine.device.seats import padded_stops, signed
+from baton.engine.device.seats import bounded, padded_stops, signed
 from baton.engine.device.steps import PagedRows
 from baton.engine.device.upload import upload
 from baton.engine.given_up import GivenUp
@@ -83,7 +83,7 @@ class Prompts:
         return sample(
             logits,
             column([draw.params.temperature for draw in draws], torch.float32),
-            column([draw.params.top_k for draw in draws], torch.int32),
+            column([bounded(draw.params.top_k) for draw in draws], torch.int32),
             column([draw.params.top_p for draw in draws], torch.float32),
             column([draw.params.min_p for draw in draws], torch.float32),
             upload([signed(draw.params.seed) for draw in draws], torch.int64, logits.device),

@@ -18,6 +18,7 @@ from baton.engine.types import MAX_STOP_TOKENS
 TOKEN, POSITION, SEED, FREE_FROM = range(4)
 TOP_K = 0
 TEMPERATURE, TOP_P, MIN_P = range(3)
+MAX_INT32 = (1 << 31) - 1
 
 
 class Seats:
@@ -81,7 +82,7 @@ class Seats:
                 self._extras[sequence] = Extra(sequence, self._device)
             known = sequence.tokens[position] if position < len(sequence.tokens) else 0
             wide.append([known, position, signed(sampling.seed), sequence.num_prompt + sampling.min_tokens])
-            small.append([sampling.top_k, *padded_stops(sampling.stop_token_ids)])
+            small.append([bounded(sampling.top_k), *padded_stops(sampling.stop_token_ids)])
             real.append([sampling.temperature, sampling.top_p, sampling.min_p])
         index = upload(seats, torch.int64, self._device)
         self.wide.index_copy_(1, index, upload(wide, torch.int64, self._device).t())
@@ -132,6 +133,11 @@ def padded_stops(stops: Iterable[int]) -> list[int]:
     """MAX_STOP_TOKENS numbers: the stop tokens, then -1."""
     kept = sorted(stops)
     return kept + [-1] * (MAX_STOP_TOKENS - len(kept))
+
+
+def bounded(top_k: int) -> int:
+    """top_k as int32 holds it. No vocabulary is as large as that: it is off."""
+    return min(top_k, MAX_INT32)
 
 
 def signed(seed: int) -> int:
