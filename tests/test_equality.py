@@ -103,27 +103,29 @@ async def answers_of(fleet: Fleet, prompts: list[list[int]], concurrency: int) -
     return [by_prompt[i][0] for i in range(len(prompts))], [by_prompt[i][1] for i in range(len(prompts))]
 
 
-def assert_moved(reports: list[pb.RoomReport], transports: set[str]) -> None:
+def assert_moved(reports: list[pb.RoomReport], transports: set[str], *, are_new: bool) -> None:
+    """are_new: the first time that these servers are asked; after that they find most of each prompt in their caches."""
     for length, report in zip(LENGTHS, reports, strict=True):
         assert report.transfer.digest_checked
-        assert report.transfer.bytes >= length * 46_080, f"{length} tokens moved {report.transfer.bytes} bytes"
-        assert report.transfer.puts > 0
+        if are_new:
+            assert report.transfer.bytes >= length * 46_080, f"{length} tokens moved {report.transfer.bytes} bytes"
+            assert report.transfer.puts > 0
         assert set(report.transfer.transport.split(",")) & transports, report.transfer.transport
 
 
-@pytest.mark.parametrize("concurrency", [1, 16])
+@pytest.mark.parametrize("concurrency", [16, 1])
 async def test_split_over_shared_memory(shm_fleet: Fleet, prompts: list[list[int]], greedy: Greedy, concurrency: int) -> None:
     answers, reports = await answers_of(shm_fleet, prompts, concurrency)
     greedy.judge(answers)
-    assert_moved(reports, {"sysv", "posix", "cma", "memory"})
+    assert_moved(reports, {"sysv", "posix", "cma", "memory"}, are_new=concurrency == 16)
     shm_fleet.assert_free()
 
 
-@pytest.mark.parametrize("concurrency", [1, 16])
+@pytest.mark.parametrize("concurrency", [16, 1])
 async def test_split_over_tcp(tcp_fleet: Fleet, prompts: list[list[int]], greedy: Greedy, concurrency: int) -> None:
     answers, reports = await answers_of(tcp_fleet, prompts, concurrency)
     greedy.judge(answers)
-    assert_moved(reports, {"tcp"})
+    assert_moved(reports, {"tcp"}, are_new=concurrency == 16)
     tcp_fleet.assert_free()
 
 

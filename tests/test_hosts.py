@@ -34,8 +34,9 @@ TOLD_WITHIN_S = 30.0
 class Hosts(FaultFleet):
     def build(self) -> Hosts:
         """All pages of a prompt leave when it is computed, so that nothing but the wire decides how long they take."""
-        self.prefill("--transport", "tcp", "--stall-limit-s", "300", "--no-layerwise")
-        self.decode("--transport", "tcp", "--digest", "all", "--stall-limit-s", "300")
+        common = ("--transport", "tcp", "--stall-limit-s", "300", "--no-prefix-cache")  # the same prompt is moved whole, each time
+        self.prefill("--no-layerwise", *common)
+        self.decode("--digest", "all", *common)
         self.start("--stall-limit-s", "300", "--retries", "0")
         return self
 

@@ -58,10 +58,11 @@ class SlowLayers(Fleet):
 def fleet(request: pytest.FixtureRequest, model_path: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[SlowLayers]:
     fleet = SlowLayers(model_path, tmp_path_factory.mktemp("chunks"))
     fleet.hold.write_text("")
+    computes = ("--drain-timeout-s", DRAIN_S, "--no-prefix-cache")  # the same prompt, all of it, each time
     if request.param == "plain":
-        fleet.plain("--drain-timeout-s", DRAIN_S)
+        fleet.plain(*computes)
     else:
-        fleet.prefill("--drain-timeout-s", DRAIN_S)
+        fleet.prefill(*computes)
         fleet.decode("--digest", "all")
     yield fleet.start()
     fleet.close()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import secrets
 import time
 from collections.abc import Iterator
@@ -20,7 +21,9 @@ from baton.wire.v1.inference_pb2_grpc import InferenceStub
 pytestmark = pytest.mark.integration
 
 ON = ("--traces-exporter", "otlp", "--metrics-exporter", "otlp")
-PROMPT = list(range(100, 400))
+#: Of a prompt; each begins with a number of its own, so that no prefix cache has any of it.
+NUM_PROMPT = 300
+_FIRST = itertools.count(5000)
 NUM_TOKENS = 48
 PART_NAME = "transfer part"
 #: How far the stages may be from the whole.
@@ -45,13 +48,17 @@ def stack(model_path: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterato
     receiver.close()
 
 
+def new_prompt() -> list[int]:
+    return [next(_FIRST), *range(101, 100 + NUM_PROMPT)]
+
+
 class Asked:
     """One request under a trace of its client's, and what its client saw."""
 
     def __init__(self, fleet: Fleet) -> None:
         self.trace_id, self.parent_id = secrets.token_hex(16), secrets.token_hex(8)
         sampling = pb.SamplingParams(temperature=0, max_tokens=NUM_TOKENS, ignore_eos=True)
-        request = pb.GenerateRequest(model=MODEL, token_ids=pb.TokenIds(ids=PROMPT), sampling=sampling, report=True)
+        request = pb.GenerateRequest(model=MODEL, token_ids=pb.TokenIds(ids=new_prompt()), sampling=sampling, report=True)
         metadata = (("traceparent", f"00-{self.trace_id}-{self.parent_id}-01"),)
         with grpc.insecure_channel(fleet.grpc) as channel:
             grpc.channel_ready_future(channel).result(10)
@@ -179,6 +186,6 @@ class Unsampled:
 
     def __init__(self, fleet: Fleet, num_tokens: int, timeout_ms: int) -> None:
         self.trace_id, self.parent_id = secrets.token_hex(16), secrets.token_hex(8)
-        body = {"model": MODEL, "prompt": PROMPT, "max_tokens": num_tokens, "temperature": 0, "ignore_eos": True}
+        body = {"model": MODEL, "prompt": new_prompt(), "max_tokens": num_tokens, "temperature": 0, "ignore_eos": True}
         headers = {"traceparent": f"00-{self.trace_id}-{self.parent_id}-00", "x-request-timeout-ms": str(timeout_ms)}
         self.status = httpx.post(f"http://{fleet.http}/v1/completions", json=body, headers=headers, timeout=60).status_code

@@ -119,7 +119,8 @@ class FaultFleet(Fleet):
 
     def build(self) -> FaultFleet:
         metrics = ("--metrics-exporter", "prometheus", "--metrics-port", "0")
-        common = ("--transport", "tcp", "--num-pages", "512", "--stall-limit-s", "300", *metrics)
+        # Each cell computes and moves the whole of the same prompt.
+        common = ("--transport", "tcp", "--num-pages", "512", "--stall-limit-s", "300", "--no-prefix-cache", *metrics)
         self.prefill("--max-batched-tokens", "64", *common)
         self.decode("--digest", "all", *common)
         self.start("--stall-limit-s", "300", *metrics)
