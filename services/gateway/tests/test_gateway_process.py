@@ -22,6 +22,7 @@ from gateway_harness import MODEL, ask, eventually, greedy, rest, says
 from gateway_worker import LENGTH, ScriptedWorker, Shared, silence
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
+from baton.gateway import app
 from baton.gateway.model_folder import read_model_folder
 from baton.gateway.tokenizer import PromptTokenizer
 from baton.wire.status import failure_from_error
@@ -195,33 +196,55 @@ def run(*arguments: str, **environ: str) -> subprocess.CompletedProcess[str]:
     )
 
 
+def with_places(arguments: list[str], model_folder: Path, tmp_path: Path) -> list[str]:
+    places = {"FOLDER": str(model_folder), "EMPTY": str(tmp_path)}
+    return [places.get(argument, argument) for argument in arguments]
+
+
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
         ([], ["--model-path", "required"]),
+        (["--model-path", "EMPTY", "--plain", "a:1"], ["tokenizer.json is missing"]),
+        (["--model-path", "FOLDER", "--plain", "a:1", "--api-key-file", "/no/keys"], ["--api-key-file='/no/keys': No such file"]),
+        (
+            ["--model-path", "FOLDER", "--plain", "a:1", "--tls-cert-file", "/no/cert", "--tls-key-file", "/no/key"],
+            ["--tls-key-file='/no/key': No such file"],
+        ),
+    ],
+)
+def test_a_bad_setting_stops_the_start_and_names_itself(model_folder: Path, tmp_path: Path, arguments: list[str], words: list[str]) -> None:
+    ended = run(*with_places(arguments, model_folder, tmp_path))
+    assert ended.returncode == 2
+    for word in words:
+        assert word in ended.stderr
+    assert "Traceback" not in ended.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
         (["--model-path", "FOLDER"], ["no servers are named"]),
         (["--model-path", "FOLDER", "--prefill", "a:1"], ["--prefill is set and --decode is not"]),
         (["--model-path", "FOLDER", "--plain", "nowhere"], ["--plain='nowhere': 'nowhere' is not host:port"]),
         (["--model-path", "FOLDER", "--plain", "a:1,a:1"], ["a:1 more than once"]),
         (["--model-path", "/no/such", "--plain", "a:1"], ["/no/such", "no such folder"]),
         (["--model-path", "FOLDER", "--plain", "a:1", "--waiting-timeout-s", "0"], ["--waiting-timeout-s='0'"]),
-        (["--model-path", "EMPTY", "--plain", "a:1"], ["tokenizer.json is missing"]),
         (["--model-path", "FOLDER", "--plain", "a:1", "--ready-file", "/no/such/ready.json"], ["--ready-file='/no/such/ready.json'", "'/no/such'"]),
         (["--model-path", "FOLDER", "--plain", "a:1", "--port", "7000", "--http-port", "7000"], ["--port and --http-port are both 7000"]),
-        (
-            ["--model-path", "FOLDER", "--plain", "a:1", "--tls-cert-file", "/no/cert", "--tls-key-file", "/no/key"],
-            ["--tls-key-file='/no/key': No such file"],
-        ),
-        (["--model-path", "FOLDER", "--plain", "a:1", "--api-key-file", "/no/keys"], ["--api-key-file='/no/keys': No such file"]),
     ],
 )
-def test_a_bad_setting_stops_the_start_and_names_itself(model_folder: Path, tmp_path: Path, arguments: list[str], words: list[str]) -> None:
-    places = {"FOLDER": str(model_folder), "EMPTY": str(tmp_path)}
-    ended = run(*(places.get(argument, argument) for argument in arguments))
-    assert ended.returncode == 2
+def test_before_anything_is_begun(
+    model_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], arguments: list[str], words: list[str]
+) -> None:
+    """What the settings alone tell ends `main` where it reads them: so it can be called here, where a process would take a second for its imports."""
+    monkeypatch.setattr(sys, "argv", ["baton-gateway", *with_places(arguments, model_folder, tmp_path)])
+    monkeypatch.setattr(app, "configure_logs", None)  # what comes next
+    assert app.main() == 2
+    said = capsys.readouterr().err
+    assert said.startswith("baton-gateway: ")
     for word in words:
-        assert word in ended.stderr
-    assert "Traceback" not in ended.stderr
+        assert word in said
 
 
 def test_an_address_that_is_taken_stops_the_start(model_folder: Path) -> None:
