@@ -8,8 +8,13 @@ import pytest
 from engine_pair import Pair, legs
 from engine_reference import CANCEL, answers, assert_all_free, ends, engine, make_reference, prompts, request, run
 from test_engine_device import on_device, plain_twins  # noqa: F401
+from test_engine_schedulers import complete, limits
 
 from baton.engine import load_model
+from baton.engine.allocator import PageAllocator
+from baton.engine.page_book import PageBook
+from baton.engine.prefix_tree import PrefixTree
+from baton.engine.scheduling.plain import PlainScheduler
 from baton.engine.types import Failed, Finished, PrefillStarted, Transferred
 
 SAMPLED = {"temperature": 1.0, "top_p": 0.95}
@@ -230,3 +235,29 @@ def test_over_two_ranks_each_copies_its_own_share(tmp_path):
         assert_all_free(plain)
     finally:
         sharded.close()
+
+
+def test_a_page_is_kept_until_the_step_that_copies_it_has_run():
+    """Its owner sits that step out, as a row that a grammar holds does, and ends: whoever gets the page next may be a peer that writes at once."""
+    allocator = PageAllocator(20)
+    scheduler = PlainScheduler(PageBook(allocator, PrefixTree(2), caches=False), limits(20))
+    source, fork = family([1] * 5, num=2, max_tokens=6)
+    scheduler.add(source)
+    complete(scheduler, scheduler.plan(), [5])
+    scheduler._rooms[1].runs_ahead = False
+    before = scheduler.plan()
+    scheduler.advance(before)
+    scheduler.add(fork)
+    copying = scheduler.plan()
+    scheduler.advance(copying)
+    assert [piece.sequence.room for piece in copying.slices] == [2]
+    ((page, _),) = copying.copies
+    scheduler.abort(1, CANCEL)
+    scheduler.resolve(before, [5])
+    assert page not in free_pages(allocator)
+    scheduler.resolve(copying, [5])
+    assert page in free_pages(allocator)
+
+
+def free_pages(allocator) -> set[int]:
+    return {page for first, count in allocator.free_runs() for page in range(first, first + count)}

@@ -69,10 +69,10 @@ class PlainScheduler:
         return self._running.plan()
 
     def advance(self, plan: StepPlan) -> None:
-        self._running.advance(plan.slices)
+        self._running.advance(plan)
 
     def resolve(self, plan: StepPlan, drawn: List[int | None], logprobs: Mapping[int, Logprobs] = NO_LOGPROBS) -> None:
-        events = self._running.resolve(plan.slices, drawn, logprobs)
+        events = self._running.resolve(plan, drawn, logprobs)
         for event in events:
             if isinstance(event, Token):
                 if not event.index:

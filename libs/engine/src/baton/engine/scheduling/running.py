@@ -35,8 +35,8 @@ class RunningSet:
         self._retracted: list[Sequence] = []
         self._tickets: dict[int, int] = {}
         self._next_ticket = 0
-        # (from, to): pages that the next step copies before it writes.
-        self._copies: dict[Sequence, tuple[int, int]] = {}
+        # By fork: pages (from, to) that the next step copies before it writes, and whose the first is.
+        self._copies: dict[Sequence, tuple[Sequence, tuple[int, int]]] = {}
         self.num_retractions = 0
         self.num_recomputed_tokens = 0
 
@@ -122,10 +122,13 @@ class RunningSet:
         """What `resume` let in copies its page in this step or not at all: later the page may be another's."""
         slices = self._slices()
         pending, self._copies = self._copies, {}
-        copies = {sequence: pages for sequence, pages in pending.items() if slices and sequence.pages.num_pages}
+        copies = {sequence: copy for sequence, copy in pending.items() if slices and sequence.pages.num_pages}
         for sequence in pending.keys() - copies.keys():
             sequence.num_computed = sequence.num_resident
-        return StepPlan(tuple(slices), copies=tuple(copies.values()))
+        if not copies:
+            return StepPlan(tuple(slices))
+        sources, pages = zip(*copies.values(), strict=True)
+        return StepPlan(tuple(slices), copies=pages, sources=sources)
 
     def _copy_last_page(self, fork: Sequence) -> None:
         """Of the prompt's last page only the last token is computed again, because its logits give the first token of the answer. If its source has
@@ -135,7 +138,7 @@ class RunningSet:
             return
         last = fork.num_prompt - 1
         place = last // self._limits.page_size
-        self._copies[fork] = (source.pages.page(place), fork.pages.page(place))
+        self._copies[fork] = source, (source.pages.page(place), fork.pages.page(place))
         fork.num_computed = last
 
     def _pages_to_run(self, retracted: Sequence) -> int:
@@ -166,20 +169,24 @@ class RunningSet:
                 slices.append(sequence.slice(count, samples=count == missing))
         return slices
 
-    def advance(self, slices: List[Slice]) -> None:
-        """These slices are being launched."""
+    def advance(self, plan: StepPlan) -> None:
+        """It is being launched."""
         self._num_launched += 1
-        for piece in slices:
+        for source in plan.sources:
+            source.num_in_flight += 1
+        for piece in plan.slices:
             piece.sequence.launch(piece.count, piece.samples)
 
-    def resolve(self, slices: List[Slice], drawn: List[int | None], logprobs: Mapping[int, Logprobs] = NO_LOGPROBS) -> list[EngineEvent]:
-        """The oldest launched slices have run. `drawn`: one token for each that samples, in order; None where the logits were not finite.
+    def resolve(self, plan: StepPlan, drawn: List[int | None], logprobs: Mapping[int, Logprobs] = NO_LOGPROBS) -> list[EngineEvent]:
+        """The oldest launched plan has run. `drawn`: one token for each slice that samples, in order; None where the logits were not finite.
         logprobs: told with some of them, by their place in `drawn`."""
         self._num_launched -= 1
+        for source in plan.sources:
+            source.num_in_flight -= 1
         events: list[EngineEvent] = []
         leaving, place = self._leaving, 0
         over: set[int] = set()
-        for piece in slices:
+        for piece in plan.slices:
             sequence = piece.sequence
             sequence.land(piece.samples)
             if not piece.samples:

@@ -21,7 +21,8 @@ NOTHING = range(0)
 class Sequence:
     """tokens: prompt, then answer, as far as known here. num_pending: tokens that a launched step draws and the host has not read yet.
     num_computed: leading tokens whose keys and values are in `pages`, or will be when all that was launched has run.
-    num_in_flight: launched slices whose outcome has not been read: until then a device may still write into `pages`.
+    num_in_flight: launched slices whose outcome has not been read, and copies of a page for forks: until then a device may still write into `pages`,
+    or read them.
     num_sure: leading tokens whose keys and values have been computed, and gave logits that were finite.
     source: a fork's, until it has pages: whose last page of the prompt it copies. retracted: it had pages and gave them up.
     num_scored: leading tokens of the prompt whose successors' log probabilities are told, or will be, or are nobody's wish.
@@ -133,12 +134,14 @@ class Slice:
 @dataclass(frozen=True, slots=True)
 class StepPlan:
     """exports: (room, first page, number of pages) that are complete once this step has written its keys and values. resident: those that are
-    complete already, of rooms that this step begins with. copies: (from, to), pages that are copied before anything else of the step."""
+    complete already, of rooms that this step begins with. copies: (from, to), pages that are copied before anything else of the step. sources: whose
+    pages those are that it reads."""
 
     slices: tuple[Slice, ...] = ()
     exports: tuple[tuple[int, int, int], ...] = ()
     resident: tuple[tuple[int, int, int], ...] = ()
     copies: tuple[tuple[int, int], ...] = ()
+    sources: tuple[Sequence, ...] = ()
 
     @property
     def decodes_only(self) -> bool:
