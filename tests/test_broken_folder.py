@@ -81,7 +81,7 @@ def test_a_broken_folder_ends_a_worker_before_it_opens_a_port(folder: Path, case
     damage(folder)
     ended = run(worker, folder)
     told = ended.stdout + ended.stderr
-    assert ended.returncode == 1, told
+    assert ended.returncode == 2, told
     assert f"baton-{worker}: {folder}/{message}" in told
     assert "Traceback" not in told
     assert "port" not in told.replace(str(folder), "")

@@ -98,8 +98,8 @@ def run(
     """Runs `main` on a fresh event loop until it returns; the process's exit status. The loop is uvloop's: a report of tokens costs a worker's front
     a fifth less on it than on asyncio's own.
 
-    0: stopped as asked (before it was ready: without coming back here). 1: `main` raised or called `fail`. 2: it raised SettingsError: a file that
-    the settings name cannot be used, and starting again would not help. 130 / 143: a second SIGINT / SIGTERM cut the drain short.
+    0: stopped as asked (before it was ready: without coming back here). 1: `main` raised or called `fail`. 2: it raised SettingsError: settings, or a
+    file that they name, cannot be used, and starting again would not help. 130 / 143: a second SIGINT / SIGTERM cut the drain short.
     """
     sys.setswitchinterval(LOCK_TURN_S)
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:

@@ -25,7 +25,7 @@ from baton.decode.metrics import observe_importer
 from baton.decode.peer import Doors
 from baton.decode.peers import PeerSet
 from baton.decode.sampling import DigestSampler
-from baton.engine import EngineError, Role
+from baton.engine import EngineError, InvalidSettingError, ModelFolderError, Role
 from baton.engine.grammar import Grammars
 from baton.kvtransfer import AgentConfig, RankMemories, TransferError, digest, open_ranks
 from baton.kvtransfer.identity import Identity
@@ -137,6 +137,8 @@ async def _serve(life: Lifecycle, *, settings: DecodeSettings, tls: TlsFiles, in
                 undo.push_async_callback(receiver.close)
             engine = await asyncio.to_thread(_make_engine, loaded, receiver)
             undo.callback(engine.close)
+        except (InvalidSettingError, ModelFolderError) as error:
+            raise SettingsError(str(error)) from error  # starting again would not help
         except (EngineError, TransferError) as error:
             raise StartError(str(error)) from error
         await _serve_engine(life, engine, loaded, receiver, settings, instance_id, tracing, metrics, tls)

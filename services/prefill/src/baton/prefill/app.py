@@ -17,7 +17,7 @@ from functools import partial
 from importlib.metadata import version
 from typing import TYPE_CHECKING
 
-from baton.engine import EngineError, KVLayout, Role
+from baton.engine import EngineError, InvalidSettingError, KVLayout, ModelFolderError, Role
 from baton.engine.grammar import Grammars
 from baton.kvtransfer import AgentConfig, RankMemories, TransferError, digest, open_ranks
 from baton.prefill.bootstrap import BootstrapServicer, Here
@@ -119,6 +119,8 @@ async def _serve(life: Lifecycle, *, settings: PrefillSettings, files: _Files, i
     try:
         try:
             machine = await asyncio.to_thread(_build, settings, instance_id, undo)
+        except (InvalidSettingError, ModelFolderError) as error:
+            raise SettingsError(str(error)) from error  # starting again would not help
         except (EngineError, TransferError) as error:
             raise StartError(str(error)) from error
         await _serve_machine(life, machine, settings, files, instance_id, tracing, metrics)
