@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from array import array
 from dataclasses import dataclass, field
 
 import pytest
@@ -119,10 +120,33 @@ OPERATIONS = st.lists(
 )
 
 
+class Mirror:
+    """Makes the tree again out of what it is told. Fails where a page comes before, or goes after, the one that it is behind."""
+
+    def __init__(self) -> None:
+        self.pages: dict[int, tuple[int | None, bytes, Prefix]] = {}
+
+    def stored(self, page: int, before: int | None, salt: bytes, tokens: bytes) -> None:
+        assert page not in self.pages
+        assert before is None or self.pages[before][1] == salt
+        self.pages[page] = (before, salt, tuple(array("I", tokens)))
+
+    def gone(self, page: int) -> None:
+        del self.pages[page]
+        assert page not in {before for before, _, _ in self.pages.values()}
+
+    def entries(self) -> dict[tuple[str, Prefix], int]:
+        return {(salt.decode(), self._prefix(page)): page for page, (_, salt, _) in self.pages.items()}
+
+    def _prefix(self, page: int | None) -> Prefix:
+        return () if page is None else self._prefix(self.pages[page][0]) + self.pages[page][2]
+
+
 @settings(max_examples=200, deadline=None)
 @given(operations=OPERATIONS, probe=TOKENS)
 def test_the_tree_does_what_a_flat_table_does(operations, probe):
-    tree, table = PrefixTree(SIZE), FlatTable()
+    tree, table, mirror = PrefixTree(SIZE), FlatTable(), Mirror()
+    tree.watch(mirror)
     fresh = itertools.count()
     open_ones: list[tuple[Holder, list]] = []
     for kind, first, second in operations:
@@ -155,10 +179,15 @@ def test_the_tree_does_what_a_flat_table_does(operations, probe):
         for salt in ("", "b"):
             node = tree.match(salt, probe)
             assert ([] if node is None else tree.pages(node)) == table.match(salt, probe)
+        assert mirror.entries() == {at: page for at, (page, _) in table.entries.items()}
+    late = Mirror()
+    tree.watch(late)
+    assert late.pages == mirror.pages
     for _, node in open_ones:
         if node[0] is not None:
             tree.unpin(node[0])
     assert len(tree.evict(10_000)) == len(table.entries)
+    assert not late.pages
     assert len(tree) == tree.num_evictable == 0
 
 

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import random
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from baton.gateway.held_blocks import HeldBlocks
 from baton.gateway.prefix_index import PrefixIndex
-from baton.gateway.routing import Decision, Router, load_of
+from baton.gateway.routing import MAX_PROMPT_BLOCKS, Decision, Router, load_of
+from baton.wire.prefix import block_ids
+from baton.wire.v1 import worker_pb2
 
 POLICIES = ["least-load", "power-of-two", "round-robin", "prefix-aware"]
 
@@ -23,6 +26,7 @@ class Server:
     free_pages: int = 100
     page_size: int = 4
     total_pages: int = 1000
+    blocks: HeldBlocks = field(default_factory=HeldBlocks)
 
 
 @dataclass(eq=False)
@@ -156,9 +160,110 @@ def test_a_process_that_is_gone_holds_nothing() -> None:
     assert send(router, ways, prompt).reason == "no_prefix"
 
 
+# --- servers that say what they hold
+
+KEY = b"drawn by the gateway"
+
+
+def told(server: Server, *, stored: list[int] | None = None, evicted: list[int] | None = None, reset: bool = False, off: bool = False) -> None:
+    """As a report of its session."""
+    server.blocks.take(worker_pb2.PrefixBlocks(reset=reset, stored=ids(stored or []), evicted=ids(evicted or []), off=off))
+
+
+def ids(prompt: list[int], salt: str = "") -> list[int]:
+    return block_ids(KEY, salt, prompt, 4, MAX_PROMPT_BLOCKS)
+
+
+def telling(loads: list[tuple[int, ...]]) -> tuple[list[Way], Router]:
+    ways = pairs(loads)
+    for way in ways:
+        for server in way.servers:
+            told(server, reset=True)
+    return ways, Router("prefix-aware", prefix_key=KEY)
+
+
+def test_what_a_server_says_counts_also_where_nothing_was_sent() -> None:
+    """Another gateway sent it there, or an answer's pages are there that nobody sent."""
+    ways, router = telling([(0, 0), (0, 0), (0, 0)])
+    told(ways[2].servers[0], stored=list(range(32)))
+    decision = router.choose(ways, [*range(32), 7])
+    assert (decision.route, decision.reason, decision.prefix_tokens) == (ways[2], "prefix", 32)
+    assert router.choose(ways, [*range(32), 7], "another tenant").reason == "no_prefix"
+
+
+def test_the_decode_server_that_holds_the_answer_is_taken() -> None:
+    prefills, decodes = [Server("p0"), Server("p1")], [Server("d0"), Server("d1")]
+    ways = [Way((prefill, decode)) for prefill in prefills for decode in decodes]
+    for server in (*prefills, *decodes):
+        told(server, reset=True)
+    router = Router("prefix-aware", prefix_key=KEY)
+    told(prefills[1], stored=list(range(16)))
+    told(decodes[0], stored=list(range(16)))
+    told(decodes[1], stored=list(range(28)))
+    assert router.choose(ways, list(range(40))).route is ways[3]
+
+
+def test_a_room_on_its_way_is_expected_and_what_it_left_is_told() -> None:
+    ways, router = telling([(0,), (0,)])
+    prompt = list(range(16))
+    first = router.choose(ways, prompt).route
+    expected = router.sent(first.servers, prompt)
+    assert router.choose(ways, prompt) == Decision(first, "prefix", 16)  # several prompts at once with one prefix go to one server
+    expected.over()
+    assert router.choose(ways, prompt).reason == "no_prefix"  # it failed, say: nothing of it stays
+    expected.over()
+    told(first.servers[0], stored=prompt)
+    assert router.choose(ways, prompt) == Decision(first, "prefix", 16)
+
+
+def test_what_was_evicted_is_not_expected() -> None:
+    ways, router = telling([(0,), (0,)])
+    prompt = list(range(16))
+    first = router.choose(ways, prompt).route
+    both = [router.sent(first.servers, prompt) for _ in range(2)]
+    told(first.servers[0], stored=prompt)
+    first.servers[0].blocks.take(worker_pb2.PrefixBlocks(evicted=ids(prompt)[2:]))
+    assert router.choose(ways, prompt).prefix_tokens == 8
+    for one in both:
+        one.over()
+    assert router.choose(ways, prompt).prefix_tokens == 8
+    first.servers[0].blocks.take(worker_pb2.PrefixBlocks(evicted=ids(prompt)[:2]))
+    assert router.choose(ways, prompt).reason == "no_prefix"
+
+
+def test_a_list_that_is_told_anew_replaces_the_last_one() -> None:
+    ways, router = telling([(0,), (0,)])
+    told(ways[0].servers[0], stored=list(range(16)))
+    told(ways[0].servers[0], stored=list(range(100, 108)), reset=True)
+    assert router.choose(ways, list(range(16))).reason == "no_prefix"
+    assert router.choose(ways, list(range(100, 116))).prefix_tokens == 8
+
+
+def test_of_a_server_without_a_cache_nothing_is_expected() -> None:
+    ways, router = telling([(0,), (0,)])
+    for way in ways:
+        told(way.servers[0], reset=True, off=True)
+    prompt = list(range(16))
+    router.sent(ways[0].servers, prompt)
+    assert router.choose(ways, prompt).reason == "no_prefix"
+
+
+def test_more_than_the_bound_is_not_believed() -> None:
+    held = HeldBlocks(max_blocks=3)
+    prompt = ids(list(range(40)))
+    held.take(worker_pb2.PrefixBlocks(reset=True, stored=prompt))
+    assert (len(held), held.held(prompt)) == (3, 3)
+    held.take(worker_pb2.PrefixBlocks(evicted=prompt[2:3]))
+    assert held.held(prompt) == 2
+
+
 # --- the index
 
 prompts = st.lists(st.integers(0, 1), max_size=24)
+
+
+def blocks_of(prompt: list[int], size: int) -> list[int]:
+    return block_ids(b"", "", prompt, size, MAX_PROMPT_BLOCKS)
 
 
 def common_blocks(one: list[int], other: list[int], size: int) -> int:
@@ -174,9 +279,9 @@ def common_blocks(one: list[int], other: list[int], size: int) -> int:
 def test_while_nothing_is_forgotten_the_index_knows_the_longest_common_prefix(sent: list[list[int]], asked: list[int], size: int) -> None:
     index = PrefixIndex()
     for prompt in sent:
-        index.add("a", prompt, size, max_blocks=10_000)
-    assert index.held("a", asked, size) == max((common_blocks(prompt, asked, size) for prompt in sent), default=0)
-    assert index.held("b", asked, size) == 0
+        index.add("a", blocks_of(prompt, size), max_blocks=10_000)
+    assert index.held("a", blocks_of(asked, size)) * size == max((common_blocks(prompt, asked, size) for prompt in sent), default=0)
+    assert index.held("b", blocks_of(asked, size)) == 0
 
 
 @given(st.lists(prompts, max_size=20), prompts, st.integers(1, 3), st.integers(0, 12), st.integers(1, 12))
@@ -186,22 +291,22 @@ def test_the_index_is_bounded_and_holds_prefixes_from_their_beginning(
     """The search halves, which is only right if no block is held whose beginning is not."""
     index = PrefixIndex(max_blocks=bound)
     for prompt in sent:
-        index.add("a", prompt, size, max_blocks=pool)
+        index.add("a", blocks_of(prompt, size), max_blocks=pool)
         assert len(index) <= min(pool, bound)
-    known, hashes = index._servers.get("a", {}), index._hashes(asked, size)
+    known, hashes = index._servers.get("a", {}), blocks_of(asked, size)
     found = [one in known for one in hashes]
     assert found == sorted(found, reverse=True)
-    assert index.held("a", asked, size) == sum(found) * size
+    assert index.held("a", blocks_of(asked, size)) == sum(found)
     if sent and pool and len(sent[-1]) >= size:
-        assert index.held("a", sent[-1], size) == min(len(sent[-1]) // size, pool, bound) * size  # the youngest is there
+        assert index.held("a", blocks_of(sent[-1], size)) == min(len(sent[-1]) // size, pool, bound)  # the youngest is there
 
 
 def test_what_is_used_is_kept_and_what_is_not_goes_first() -> None:
     index = PrefixIndex()
     system, chat = list(range(100, 108)), list(range(200, 208))
-    index.add("a", system, 4, max_blocks=4)
-    index.add("a", chat, 4, max_blocks=4)
-    index.add("a", system, 4, max_blocks=4)
-    index.add("a", [*system, 1, 2, 3, 4], 4, max_blocks=4)
-    assert index.held("a", system, 4) == 8
-    assert index.held("a", chat, 4) == 4
+    index.add("a", blocks_of(system, 4), max_blocks=4)
+    index.add("a", blocks_of(chat, 4), max_blocks=4)
+    index.add("a", blocks_of(system, 4), max_blocks=4)
+    index.add("a", blocks_of([*system, 1, 2, 3, 4], 4), max_blocks=4)
+    assert index.held("a", blocks_of(system, 4)) == 2
+    assert index.held("a", blocks_of(chat, 4)) == 1

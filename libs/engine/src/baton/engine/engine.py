@@ -26,7 +26,7 @@ from baton.engine.parallel.pool import ShardedPool
 from baton.engine.parallel.runner import ShardedRunner
 from baton.engine.pool import KVPool
 from baton.engine.ports import KVExporter, KVImporter
-from baton.engine.prefix_tree import PrefixTree
+from baton.engine.prefix_tree import PrefixTree, PrefixWatcher
 from baton.engine.prompt_speed import PromptSpeed
 from baton.engine.runner import CpuRunner, Flight, LayerDone, Runner
 from baton.engine.scheduling.base import Scheduler
@@ -111,8 +111,8 @@ class Engine:
         self._max_batched = config.max_num_batched_tokens
         self._num_added = 0
         self._exporter = exporter
-        book = PageBook(PageAllocator(self.layout.num_pages), PrefixTree(config.page_size), caches=config.prefix_cache)
-        self._scheduler = _scheduler(role, book, limits, exporter, importer, self._runner.release)
+        self._book = PageBook(PageAllocator(self.layout.num_pages), PrefixTree(config.page_size), caches=config.prefix_cache)
+        self._scheduler = _scheduler(role, self._book, limits, exporter, importer, self._runner.release)
         self._outbox = Outbox(self._scheduler.take_events)
         self._steps = 0
         self._num_computed_tokens = 0
@@ -170,6 +170,11 @@ class Engine:
     def on_step(self, tell: Callable[[float, int, int], None]) -> None:
         """`tell` gets, on the engine's thread, each step that has run: its seconds, its sequences, and its tokens. It returns at once."""
         self._tell_step = tell
+
+    def watch_prefixes(self, watcher: PrefixWatcher) -> None:
+        """Tells `watcher`, on the engine's thread, which pages its prefix cache can find, now and whenever that changes: before the step that changed
+        it returns, or tells, what came of it."""
+        self._book.watch(watcher)
 
     def step(self) -> list[EngineEvent]:
         """Polls the port, launches at most one forward pass, reads those that have run, and returns everything that happened since the last

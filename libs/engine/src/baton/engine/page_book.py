@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from baton.engine.allocator import PageAllocator
-from baton.engine.prefix_tree import PrefixTree
+from baton.engine.prefix_tree import PrefixTree, PrefixWatcher
 from baton.engine.scheduling.sequence import Sequence
 from baton.engine.types import Extent
 
@@ -150,6 +150,11 @@ class PageBook:
         """What was computed over its pages makes no sense: nobody shall find them again."""
         if self._tree is not None and sequence.prefix is not None:
             self._allocator.free_pages(self._tree.drop(sequence.prefix))
+
+    def watch(self, watcher: PrefixWatcher) -> None:
+        """Tells it which pages can be found again, now and from now on; nothing where nothing is cached."""
+        if self._caches and self._tree is not None:
+            self._tree.watch(watcher)
 
     def clear(self) -> None:
         """Gives back all pages of the tree that nobody holds."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import heapq
 from array import array
 from collections.abc import Iterator, Sequence
+from typing import Protocol
 
 #: Stale entries of the heap that are put up with, beside as many as there are pages.
 _SLACK = 64
@@ -29,6 +30,16 @@ class PrefixNode:
         self.gone = False
 
 
+class PrefixWatcher(Protocol):
+    """Hears what the tree holds, on the engine's thread; returns at once. A page is told behind the pages before it, and is gone before they are."""
+
+    def stored(self, page: int, before: int | None, salt: bytes, tokens: bytes) -> None:
+        """`page` can be found: it holds `tokens` (ids, uint32 in this machine's order) behind what page `before` ends; None: they are the first."""
+
+    def gone(self, page: int) -> None:
+        """Nobody finds `page` any more."""
+
+
 class PrefixTree:
     """A radix tree whose edges are whole pages. It owns the pages that it was given until it gives them back.
 
@@ -45,6 +56,7 @@ class PrefixTree:
         self._owned: dict[int, PrefixNode] = {}
         self._clock = 0
         self._num_pushed = 0
+        self._watcher: PrefixWatcher | None = None
         # (last use, order of pushing, node): leaves that nobody holds, and entries that are none any more.
         self._leaves: list[tuple[int, int, PrefixNode]] = []
         #: Pages that could be given back now.
@@ -56,6 +68,21 @@ class PrefixTree:
 
     def __contains__(self, page: object) -> bool:
         return page in self._owned
+
+    def watch(self, watcher: PrefixWatcher) -> None:
+        """Tells it all that is here, and from now on what changes."""
+        self._watcher = watcher
+        for salt, root in self._roots.items():
+            line = list(root.children.values())
+            while line:
+                node = line.pop()
+                line += node.children.values()
+                self._tell(node, salt)
+
+    def _tell(self, node: PrefixNode, salt: bytes) -> None:
+        if self._watcher is not None:
+            assert node.parent is not None
+            self._watcher.stored(node.page, node.parent.page if node.parent.depth else None, salt, node.key)
 
     def match(self, salt: str, tokens: Sequence[int]) -> PrefixNode | None:
         """The node of the longest prefix of `tokens` in whole pages; None when not even the first page is there. It is not pinned by that."""
@@ -120,6 +147,7 @@ class PrefixTree:
                 assert pages[index] not in self._owned, f"page {pages[index]} is in the tree already"
                 self._owned[pages[index]] = child
                 taken += 1
+                self._tell(child, salt.encode())
             elif not child.refs:
                 self.num_evictable -= 1
             child.refs += 1
@@ -136,7 +164,7 @@ class PrefixTree:
             assert node.parent is not None
             del self._owned[node.page]
             self._detach(node)
-            node.gone = True
+            self._told_gone(node)
             self.num_evictable -= 1
             evicted.append(node.page)
             if node.parent.depth:
@@ -150,17 +178,22 @@ class PrefixTree:
             return []
         *_, first = _upwards(node)
         self._detach(first)
+        dropped = [first]
+        for each in dropped:
+            dropped += each.children.values()
         freed: list[int] = []
-        line = [first]
-        while line:
-            each = line.pop()
-            line += each.children.values()
-            each.gone = True
+        for each in reversed(dropped):
+            self._told_gone(each)
             if not each.refs:
                 self.num_evictable -= 1
                 del self._owned[each.page]
                 freed.append(each.page)
         return freed
+
+    def _told_gone(self, node: PrefixNode) -> None:
+        node.gone = True
+        if self._watcher is not None:
+            self._watcher.gone(node.page)
 
     def _root(self, salt: bytes) -> PrefixNode:
         return self._roots.setdefault(salt, PrefixNode(None, salt, -1))

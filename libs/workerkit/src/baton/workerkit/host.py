@@ -110,6 +110,10 @@ class EngineHost:
         self._engine.give_up(room, failure)
         self._command(lambda: self._engine.abort(room, failure))
 
+    def between_steps(self, command: Command) -> None:
+        """Runs `command` on the engine's thread, soon. Raises HostStoppedError when the engine is gone."""
+        self._command(command)
+
     def wake(self) -> None:
         """Makes the loop look at its ports again: what they are given as `on_wake`."""
         self._wake.set()

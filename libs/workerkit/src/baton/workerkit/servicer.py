@@ -12,9 +12,11 @@ import grpc.aio
 from google.protobuf.message import DecodeError
 
 from baton.servicekit import get_logger
+from baton.wire.prefix import MAX_KEY_BYTES
 from baton.wire.v1 import worker_pb2, worker_pb2_grpc
 from baton.workerkit.convert import failure_from_wire
 from baton.workerkit.front import WorkerFront
+from baton.workerkit.prefix_ledger import PrefixLedger
 from baton.workerkit.session import GatewaySession
 
 log = get_logger(__name__)
@@ -28,8 +30,10 @@ Context = grpc.aio.ServicerContext[Any, Any]
 class WorkerServicer(worker_pb2_grpc.WorkerServicer):
     """Translates the stream's commands into calls of the front, and the front's reports into messages."""
 
-    def __init__(self, front: WorkerFront) -> None:
+    def __init__(self, front: WorkerFront, prefixes: PrefixLedger | None = None) -> None:
+        """prefixes: what gateways that ask for it are told of the prefix cache; None: nobody is."""
         self._front = front
+        self._prefixes = prefixes
 
     async def Describe(self, request: worker_pb2.DescribeRequest, context: Context) -> worker_pb2.WorkerInfo:  # noqa: N802
         return self._front.describe()
@@ -67,7 +71,11 @@ class WorkerServicer(worker_pb2_grpc.WorkerServicer):
             await _refuse(context, f"the first command cannot be read: {error}", grpc.StatusCode.INVALID_ARGUMENT)
         if command is None or command.WhichOneof("command") != "attach":
             await _refuse(context, "the first command of a session must be attach")
-        return GatewaySession(command.attach.gateway_id, command.attach.gateway_address)
+        attach, key = command.attach, command.attach.prefix_key
+        if len(key) > MAX_KEY_BYTES:
+            await _refuse(context, f"attach.prefix_key has {len(key)} bytes, the limit is {MAX_KEY_BYTES}", grpc.StatusCode.INVALID_ARGUMENT)
+        teller = self._prefixes.teller(key) if key and self._prefixes is not None else None
+        return GatewaySession(attach.gateway_id, attach.gateway_address, teller)
 
     async def _read(self, session: GatewaySession, commands: AsyncIterator[worker_pb2.Command]) -> None:
         async for command in commands:

@@ -6,17 +6,23 @@ import asyncio
 import contextlib
 import time
 from collections.abc import AsyncIterator, Callable, Mapping
+from typing import TYPE_CHECKING
 
 from baton.engine.types import Role
 from baton.servicekit import GrpcServer, Lifecycle, TlsSettings, get_logger
 from baton.wire.v1 import fleet_pb2, inference_pb2_grpc, worker_pb2_grpc
 from baton.workerkit.front import WorkerFront
+from baton.workerkit.groups import EngineSettings
 from baton.workerkit.host import EngineHost
 from baton.workerkit.joining.joining import Joining
 from baton.workerkit.joining.settings import JoinSettings
+from baton.workerkit.prefix_ledger import PrefixLedger
 from baton.workerkit.progress import ProgressWatch
 from baton.workerkit.refusing import RefusingInference
 from baton.workerkit.servicer import WorkerServicer
+
+if TYPE_CHECKING:
+    from baton.engine import Engine
 
 log = get_logger(__name__)
 
@@ -26,11 +32,16 @@ ABORT_TIMEOUT_S = 5.0
 LAST_WORDS_S = 0.5
 
 
-def add_services(server: GrpcServer, front: WorkerFront, role: Role) -> None:
+def add_services(server: GrpcServer, front: WorkerFront, role: Role, prefixes: PrefixLedger | None = None) -> None:
     """The Worker contract, and the public one that is refused here."""
-    server.add(worker_pb2_grpc.add_WorkerServicer_to_server, WorkerServicer(front), "baton.v1.Worker")
+    server.add(worker_pb2_grpc.add_WorkerServicer_to_server, WorkerServicer(front, prefixes), "baton.v1.Worker")
     refusing = RefusingInference(role, front.gateway_address)
     server.add(inference_pb2_grpc.add_InferenceServicer_to_server, refusing, "baton.v1.Inference")
+
+
+def ledger_of(engine: Engine, host: EngineHost, settings: EngineSettings) -> PrefixLedger:
+    """What gateways may be told of the engine's prefix cache."""
+    return PrefixLedger((lambda watcher: host.between_steps(lambda: engine.watch_prefixes(watcher))) if settings.prefix_cache else None)
 
 
 def engine_lost(life: Lifecycle) -> Callable[[BaseException], None]:

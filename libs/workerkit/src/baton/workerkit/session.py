@@ -10,14 +10,17 @@ import asyncio
 from baton.engine.types import PromptLogprobs, Token
 from baton.wire.v1 import worker_pb2
 from baton.workerkit.convert import logprobs_to_wire, prompt_logprobs_to_wire
+from baton.workerkit.prefix_ledger import PrefixTeller
 
 
 class GatewaySession:
     """One attached gateway. Used on the event loop only."""
 
-    def __init__(self, gateway_id: str, gateway_address: str) -> None:
+    def __init__(self, gateway_id: str, gateway_address: str, prefixes: PrefixTeller | None = None) -> None:
+        """prefixes: what is told of the prefix cache, where the gateway asked for it: with the next report, whatever brings that one."""
         self.gateway_id = gateway_id
         self.gateway_address = gateway_address
+        self._prefixes = prefixes
         self.last_load: worker_pb2.WorkerLoad | None = None
         self._draining = False
         self._pending = worker_pb2.Report()
@@ -68,4 +71,9 @@ class GatewaySession:
             self._something.clear()
         report, self._pending = self._pending, worker_pb2.Report()
         report.draining = self._draining
+        if self._prefixes is not None and not self._over:
+            if (told := self._prefixes.take()) is not None:
+                report.prefix_blocks.CopyFrom(told)
+            if self._prefixes.has_more:
+                self._something.set()
         return report

@@ -60,7 +60,7 @@ from baton.workerkit import (
     fingerprint_to_wire,
 )
 from baton.workerkit.joining.joining import registration_key
-from baton.workerkit.serving import add_services, engine_lost, serve_until_stopped
+from baton.workerkit.serving import add_services, engine_lost, ledger_of, serve_until_stopped
 
 if TYPE_CHECKING:
     from baton.engine import Engine, KVPool, Prepared
@@ -237,7 +237,7 @@ async def _serve_engine(
     if receiver is not None:
         receiver.peers.on_change(front.peers_changed)
     obstacle: Callable[[], str] = receiver.peers.obstacle if receiver is not None else lambda: ""
-    add_services(server, front, engine.role)
+    add_services(server, front, engine.role, ledger_of(engine, host, settings.engine))
     door = _sglang_door(settings, front, obstacle, tls)
     front.start()
     try:

@@ -12,6 +12,7 @@ if __name__ == "__main__":  # `python -m baton.gateway.app` is `python -m baton.
 import asyncio
 import contextlib
 import os
+import secrets
 import time
 from collections.abc import AsyncIterator, Callable
 from typing import Any
@@ -77,6 +78,7 @@ log = get_logger(__name__)
 _LAST_WORDS_S = 1.0
 #: How long one of several processes waits for servers that it can use before it takes its part of the port's connections.
 FIRST_ROUTE_S = 3.0
+PREFIX_KEY_BYTES = 16
 
 
 class Gateway:
@@ -98,7 +100,9 @@ class Gateway:
         self._watched: list[Watched[Any]] = []
         self.rooms = RoomTable(settings.max_rooms)
         self.fleet = Fleet(self._changes.put_nowait)
-        self.router = Router(settings.routing, balance=settings.routing_balance)
+        # Only a router that asks for it makes servers say what they hold.
+        self._prefix_key = secrets.token_bytes(PREFIX_KEY_BYTES) if settings.routing == "prefix-aware" else b""
+        self.router = Router(settings.routing, balance=settings.routing_balance, prefix_key=self._prefix_key)
         self.fleet.on_instance_gone = self.router.forget
         self.discovery = Discovery(settings, self.fleet, instance_id, self._make_worker, self._task_ended)
         self._on_failure: Callable[[BaseException], None] = lambda error: None
@@ -182,6 +186,7 @@ class Gateway:
             gateway_address=self._advertised_grpc(),
             tls=self._tls,
             silence_limit_s=settings.silence_limit_s,
+            prefix_key=self._prefix_key,
         )
         return worker, session
 

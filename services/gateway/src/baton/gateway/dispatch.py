@@ -11,13 +11,14 @@ from opentelemetry.trace import Span
 from structlog.stdlib import BoundLogger
 
 from baton.gateway.admission import Admitted
+from baton.gateway.errors import GatewayError
 from baton.gateway.fleet import Route, trusted
 from baton.gateway.live_room import LiveRoom
 from baton.gateway.local_prefill import LocalPrefill
 from baton.gateway.report import Passage
 from baton.gateway.room_clock import UNLIMITED, Timeouts
 from baton.gateway.rooms import RoomTable
-from baton.gateway.routing import Router
+from baton.gateway.routing import Expectation, Router
 from baton.gateway.tickets import TicketOffice
 from baton.gateway.worker import Leg, Worker
 from baton.servicekit import Buckets
@@ -60,29 +61,33 @@ class Dispatcher:
         if number == 1:
             self.rooms.check_capacity()
         now = time.monotonic()
-        decision = self.router.choose(trusted(routes, now) or routes, order.admitted.prompt)
+        decision = self.router.choose(trusted(routes, now) or routes, order.admitted.prompt, order.cache_salt)
         route = decision.route
         order.span.set_attributes({"baton.routing": decision.reason, "baton.prefix_tokens": decision.prefix_tokens})
         route = self.local.place(route, order.admitted.prompt)
-        self.router.sent(route.servers, order.admitted.prompt)
+        expected = self.router.sent(route.servers, order.admitted.prompt, order.cache_salt)
         for server in route.servers:
             server.breaker.chosen(now)
         passage = self._passage(order, route, follows)
         log = order.log if number == 1 else order.log.bind(attempt=number)
-        return self.rooms.open(
-            lambda room, on_closed: LiveRoom(
-                room,
-                self._starts(room, order, route),
-                passage=passage,
-                timeouts=self.timeouts,
-                deadline=order.deadline,
-                max_buffered=self.max_buffered_tokens,
-                log=log.bind(room=room, routing=decision.reason),
-                span=order.span,
-                on_closed=lambda closed: self._closed(closed, on_closed),
-            ),
-            again=number > 1,
-        )
+        try:
+            return self.rooms.open(
+                lambda room, on_closed: LiveRoom(
+                    room,
+                    self._starts(room, order, route),
+                    passage=passage,
+                    timeouts=self.timeouts,
+                    deadline=order.deadline,
+                    max_buffered=self.max_buffered_tokens,
+                    log=log.bind(room=room, routing=decision.reason, prefix_tokens=decision.prefix_tokens),
+                    span=order.span,
+                    on_closed=lambda closed: self._closed(closed, expected, on_closed),
+                ),
+                again=number > 1,
+            )
+        except GatewayError:
+            expected.over()
+            raise
 
     def fork(self, order: Order, source: LiveRoom) -> LiveRoom:
         """Opens a room for another answer to the prompt of `source`, which has just been opened for the same request: on the server that makes that
@@ -120,7 +125,8 @@ class Dispatcher:
             passage.follows(follows)
         return passage
 
-    def _closed(self, room: LiveRoom, tell: Callable[[LiveRoom], None]) -> None:
+    def _closed(self, room: LiveRoom, expected: Expectation, tell: Callable[[LiveRoom], None]) -> None:
+        expected.over()
         self.local.note(room.machine, room.passage)
         tell(room)
 

@@ -1,4 +1,4 @@
-"""Which route a request takes: pure policies over what the fleet knows of each server's load, and of what it may hold in its prefix cache."""
+"""Which route a request takes: pure policies over what the fleet knows of each server's load, and of what its prefix cache holds."""
 
 from __future__ import annotations
 
@@ -6,10 +6,15 @@ import itertools
 import random
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Generic, Literal, Protocol, TypeVar
 
+from baton.gateway.held_blocks import HeldBlocks
 from baton.gateway.prefix_index import PrefixIndex
+from baton.wire.prefix import block_ids
+
+#: Of one prompt: what is behind them does not count, and no request holds the event loop for more than about a millisecond.
+MAX_PROMPT_BLOCKS = 1_024
 
 RoutingPolicy = Literal["least-load", "power-of-two", "round-robin", "prefix-aware"]
 
@@ -31,6 +36,9 @@ class Loaded(Protocol):
 
     @property
     def total_pages(self) -> int: ...
+
+    @property
+    def blocks(self) -> HeldBlocks: ...
 
 
 class Candidate(Protocol):
@@ -55,14 +63,31 @@ class Decision(Generic[C]):
     prefix_tokens: int = 0
 
 
+@dataclass(slots=True)
+class Expectation:
+    """What servers that tell what they hold are expected to hold because of one room, until it is over."""
+
+    parts: list[tuple[HeldBlocks, Sequence[int]]] = field(default_factory=list)
+
+    def over(self) -> None:
+        """Idempotent."""
+        for held, blocks in self.parts:
+            held.done(blocks)
+        self.parts.clear()
+
+
 class Router:
     """Chooses among the routes that can take a request. Keeps a count, so that equal routes take turns."""
 
-    def __init__(self, policy: RoutingPolicy = "least-load", *, balance: float = 1.5, rng: random.Random | None = None) -> None:
+    def __init__(
+        self, policy: RoutingPolicy = "least-load", *, balance: float = 1.5, rng: random.Random | None = None, prefix_key: bytes = b""
+    ) -> None:
         """balance: prefix-aware keeps to a prefix while the server's load is at most that many times the mean of all, plus what the prefix
-        saves (see `_stick`); at least 1."""
+        saves (see `_stick`); at least 1. prefix_key: with which servers hash what they say that they hold."""
         self._policy = policy
         self._balance = balance
+        self._prefix_key = prefix_key
+        self._last: tuple[Sequence[int], str, int, Sequence[int]] | None = None
         self._rng = rng or random.Random()
         self._turns = itertools.count()
         self._index = PrefixIndex()
@@ -72,26 +97,48 @@ class Router:
         self.prompt_tokens = 0
         self.prefix_tokens = 0
 
-    def choose(self, routes: Sequence[C], prompt: Sequence[int] = ()) -> Decision[C]:
-        """Of `routes`, which must not be empty, the one for `prompt` (token ids); counted."""
-        decision = self._decide(routes, prompt)
+    def choose(self, routes: Sequence[C], prompt: Sequence[int] = (), salt: str = "") -> Decision[C]:
+        """Of `routes`, which must not be empty, the one for `prompt` (token ids) of the tenant `salt`; counted."""
+        decision = self._decide(routes, prompt, salt)
         self.decisions[self._policy, decision.reason, "plain" if len(decision.route.servers) == 1 else "split"] += 1
         self.prompt_tokens += len(prompt)
         self.prefix_tokens += decision.prefix_tokens
         return decision
 
-    def sent(self, servers: Sequence[Loaded], prompt: Sequence[int]) -> None:
+    def sent(self, servers: Sequence[Loaded], prompt: Sequence[int], salt: str = "") -> Expectation:
         """`prompt` goes to these, which may be fewer than the route has: their prefix caches will hold it."""
+        expected = Expectation()
         if self._policy != "prefix-aware":
-            return
+            return expected
         for server in servers:
-            self._index.add(server.instance_id, prompt, server.page_size, max_blocks=server.total_pages)
+            blocks = self._blocks(prompt, server.page_size, salt)
+            if server.blocks.tells:
+                server.blocks.expect(blocks)
+                expected.parts.append((server.blocks, blocks))
+            else:
+                self._index.add(server.instance_id, blocks, max_blocks=server.total_pages)
+        return expected
 
     def forget(self, instance_id: str) -> None:
         """That process is gone, and its prefix cache with it."""
         self._index.forget(instance_id)
 
-    def _decide(self, routes: Sequence[C], prompt: Sequence[int]) -> Decision[C]:
+    def held(self, server: Loaded, prompt: Sequence[int], salt: str) -> int:
+        """Leading tokens of `prompt` that the server holds, as it says, or where it says nothing, as it was sent them."""
+        blocks = self._blocks(prompt, server.page_size, salt)
+        found = server.blocks.held(blocks) if server.blocks.tells else self._index.held(server.instance_id, blocks)
+        return found * server.page_size
+
+    def _blocks(self, prompt: Sequence[int], block_size: int, salt: str) -> Sequence[int]:
+        """Those of the last prompt are kept: all servers are asked about the same one."""
+        last = self._last
+        if last is not None and last[0] is prompt and last[1:3] == (salt, block_size):
+            return last[3]
+        blocks = block_ids(self._prefix_key, salt, prompt, block_size, MAX_PROMPT_BLOCKS) if block_size else ()
+        self._last = (prompt, salt, block_size, blocks)
+        return blocks
+
+    def _decide(self, routes: Sequence[C], prompt: Sequence[int], salt: str) -> Decision[C]:
         turn = next(self._turns) % len(routes)
         if self._policy == "power-of-two" and len(routes) > 1:
             return Decision(min(self._rng.sample(routes, 2), key=load_of), "lighter_of_two")
@@ -102,7 +149,7 @@ class Router:
         servers = _servers_of(routes)
         in_turn = _weigh([*routes[turn:], *routes[:turn]], servers)
         if self._policy == "prefix-aware":
-            held = {key: self._index.held(server.instance_id, prompt, server.page_size) for key, server in servers.items()}
+            held = {key: self.held(server, prompt, salt) for key, server in servers.items()}
             return self._stick(in_turn, held)
         return Decision(min(in_turn, key=_load)[1], "least_load")
 

@@ -14,6 +14,7 @@ import grpc
 from baton.gateway.backlog import Backlog, Run
 from baton.gateway.breaker import Breaker
 from baton.gateway.errors import NotReadyError, WorkerProtocolError
+from baton.gateway.held_blocks import HeldBlocks
 from baton.gateway.outbox import Outbox
 from baton.wire.status import code_number
 from baton.wire.v1 import common_pb2, inference_pb2, worker_pb2
@@ -83,6 +84,8 @@ class Worker:
         #: Of the process that is (or was last) there: equal exactly where the fingerprints are, field by field.
         self.fingerprint_bytes = b""
         self.load = worker_pb2.WorkerLoad()
+        #: What its prefix cache holds, where it says so: of this session, for what another process holds is not known from this one's.
+        self.blocks = HeldBlocks()
         self.peers: dict[str, worker_pb2.PeerState] = {}
         self.connected = False
         self.draining = False
@@ -260,6 +263,7 @@ class Worker:
         self.info = info
         self.fingerprint_bytes = info.fingerprint.SerializeToString(deterministic=True)
         self.load = info.load
+        self.blocks = HeldBlocks()
         self.peers = {}
         self.draining = info.draining
         self.connected = True
@@ -272,6 +276,7 @@ class Worker:
         while self.hand_out(len(self._backlog)):
             pass
         was_connected, self.connected, self.problem = self.connected, False, problem
+        self.blocks = HeldBlocks()
         self.outbox.clear()
         rooms, self._rooms, self._outstanding_tokens = self._rooms, {}, 0
         if rooms:  # one failure, however many rooms it ended
@@ -317,6 +322,8 @@ class Worker:
             raise WorkerProtocolError(
                 f"{self.name} sent a report of {len(report.rooms)} rooms, {len(report.indexes)} indexes and {len(report.tokens)} tokens"
             )
+        if report.HasField("prefix_blocks"):
+            self.blocks.take(report.prefix_blocks)
         self._backlog.add(report)
         self._take_load(report)
 

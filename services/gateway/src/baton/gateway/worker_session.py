@@ -37,10 +37,11 @@ SessionCall = grpc.aio.StreamStreamCall[worker_pb2.Command, worker_pb2.Report]
 class WorkerSession:
     """Keeps `worker` connected until it is cancelled."""
 
-    def __init__(self, worker: Worker, *, gateway_id: str, gateway_address: str, tls: Tls, silence_limit_s: float) -> None:
+    def __init__(self, worker: Worker, *, gateway_id: str, gateway_address: str, tls: Tls, silence_limit_s: float, prefix_key: bytes = b"") -> None:
+        """prefix_key: the worker is asked to say what its prefix cache holds, under hashes with this key; empty: it is not asked."""
         self._worker = worker
         self._silence_limit_s = silence_limit_s
-        self._attach = worker_pb2.Attach(gateway_id=gateway_id, gateway_address=gateway_address)
+        self._attach = worker_pb2.Attach(gateway_id=gateway_id, gateway_address=gateway_address, prefix_key=prefix_key)
         self._tls = tls
         self._news = asyncio.Event()
         self._log = log.bind(role=worker.leg.value, address=worker.address)

@@ -59,7 +59,7 @@ from baton.workerkit import (
     fingerprint_to_wire,
 )
 from baton.workerkit.joining.joining import registration_key
-from baton.workerkit.serving import add_services, engine_lost, serve_until_stopped
+from baton.workerkit.serving import add_services, engine_lost, ledger_of, serve_until_stopped
 
 if TYPE_CHECKING:
     from baton.engine import Engine
@@ -188,7 +188,7 @@ async def _serve_machine(
         on_lost=engine_lost(life),
         metrics=metrics,
     )
-    add_services(server, front, Role.PREFILL)
+    add_services(server, front, Role.PREFILL, ledger_of(engine, host, settings.engine))
     door = _sglang_door(settings, front, machine.exporter, tls)
     front.start()
     clocks = [life.watch(asyncio.create_task(bootstrap.run(), name="clock of publications"))]

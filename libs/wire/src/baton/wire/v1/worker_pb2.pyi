@@ -215,18 +215,24 @@ class Attach(_message.Message):
 
     GATEWAY_ID_FIELD_NUMBER: _builtins.int
     GATEWAY_ADDRESS_FIELD_NUMBER: _builtins.int
+    PREFIX_KEY_FIELD_NUMBER: _builtins.int
     gateway_id: _builtins.str
     gateway_address: _builtins.str
     """host:port that clients should use: what a refused direct request is told."""
+    prefix_key: _builtins.bytes
+    """Given: reports say which blocks of prompts and answers the worker's prefix cache holds, under hashes that are made with this key. The gateway draws
+    it anew when it starts: equal prompts have other hashes with another gateway, and nobody else can look a prompt up. At most 64 bytes.
+    """
     def __init__(
         self,
         *,
         gateway_id: _builtins.str = ...,
         gateway_address: _builtins.str = ...,
+        prefix_key: _builtins.bytes = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["gateway_address", b"gateway_address", "gateway_id", b"gateway_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["gateway_address", b"gateway_address", "gateway_id", b"gateway_id", "prefix_key", b"prefix_key"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -580,6 +586,7 @@ class Report(_message.Message):
     PEERS_FIELD_NUMBER: _builtins.int
     LOGPROBS_FIELD_NUMBER: _builtins.int
     PROMPT_LOGPROBS_FIELD_NUMBER: _builtins.int
+    PREFIX_BLOCKS_FIELD_NUMBER: _builtins.int
     draining: _builtins.bool
     @_builtins.property
     def events(self) -> _containers.RepeatedCompositeFieldContainer[Global___RoomEvent]: ...
@@ -609,6 +616,10 @@ class Report(_message.Message):
     def prompt_logprobs(self) -> _containers.RepeatedCompositeFieldContainer[Global___RoomPromptLogprobs]:
         """Of prompts whose rooms asked for them: they precede the room's tokens."""
 
+    @_builtins.property
+    def prefix_blocks(self) -> Global___PrefixBlocks:
+        """Where Attach had a prefix_key: sent with the first report, and with the next one after a change. What the report's events brought is in it."""
+
     def __init__(
         self,
         *,
@@ -621,14 +632,54 @@ class Report(_message.Message):
         peers: Global___PeerStates | None = ...,
         logprobs: _abc.Iterable[Global___RoomLogprobs] | None = ...,
         prompt_logprobs: _abc.Iterable[Global___RoomPromptLogprobs] | None = ...,
+        prefix_blocks: Global___PrefixBlocks | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["load", b"load", "peers", b"peers"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["load", b"load", "peers", b"peers", "prefix_blocks", b"prefix_blocks"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["draining", b"draining", "events", b"events", "indexes", b"indexes", "load", b"load", "logprobs", b"logprobs", "peers", b"peers", "prompt_logprobs", b"prompt_logprobs", "rooms", b"rooms", "tokens", b"tokens"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["draining", b"draining", "events", b"events", "indexes", b"indexes", "load", b"load", "logprobs", b"logprobs", "peers", b"peers", "prefix_blocks", b"prefix_blocks", "prompt_logprobs", b"prompt_logprobs", "rooms", b"rooms", "tokens", b"tokens"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Report: _TypeAlias = Report  # noqa: Y015
+
+@_typing.final
+class PrefixBlocks(_message.Message):
+    """What a worker's prefix cache holds, block by block: a block is a page of token ids behind all blocks before it. Its hash is the first 8 bytes, read as
+    a little-endian number, of D(n) = BLAKE2b-128(D(n - 1) + the page's token ids as little-endian uint32), and D(0) = BLAKE2b-128(Start.cache_salt in
+    UTF-8, keyed with Attach.prefix_key). A block is told only behind the blocks before it, and goes only when those behind it are gone.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    RESET_FIELD_NUMBER: _builtins.int
+    EVICTED_FIELD_NUMBER: _builtins.int
+    STORED_FIELD_NUMBER: _builtins.int
+    OFF_FIELD_NUMBER: _builtins.int
+    reset: _builtins.bool
+    """What was told before is forgotten: all that the worker holds follows, here and in the reports behind this one."""
+    off: _builtins.bool
+    """Nothing is ever held: the worker's prefix cache is off."""
+    @_builtins.property
+    def evicted(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """Take these out first."""
+
+    @_builtins.property
+    def stored(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
+    def __init__(
+        self,
+        *,
+        reset: _builtins.bool = ...,
+        evicted: _abc.Iterable[_builtins.int] | None = ...,
+        stored: _abc.Iterable[_builtins.int] | None = ...,
+        off: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["evicted", b"evicted", "off", b"off", "reset", b"reset", "stored", b"stored"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___PrefixBlocks: _TypeAlias = PrefixBlocks  # noqa: Y015
 
 @_typing.final
 class RoomPromptLogprobs(_message.Message):
