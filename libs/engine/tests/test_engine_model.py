@@ -35,7 +35,8 @@ CASES = {
     "qwen3, biases": ("qwen3", {"attention_bias": True}),
 }
 # Largest difference of a logit relative to the spread of the logits: rounding in another order.
-TOLERANCE = 1e-5
+#: Of float32 sums in another order: 1.02e-5 was seen on a processor with AVX-512, less on others. A wrong page is thousands of times that.
+TOLERANCE = 2e-5
 
 
 @pytest.mark.parametrize("case", CASES)

@@ -11,7 +11,17 @@ import pytest
 from kernel_cases import DEVICE
 
 SCRIPT = Path(__file__).parents[3] / "benchmarks" / "gpu" / "kernels.py"
-KERNELS = {"decode_attention", "prefill_attention", "fresh_attention", "linear_few", "linear_invariant", "rms_norm", "add_rms_norm", "silu_mul"}
+KERNELS = {
+    "decode_attention",
+    "prefill_attention",
+    "fresh_attention",
+    "linear_few",
+    "linear_few in a row",
+    "linear_invariant",
+    "rms_norm",
+    "add_rms_norm",
+    "silu_mul",
+}
 KERNELS |= {"rope_and_write", "sample", "gather_pages", "scatter_pages", "gather_heads", "page_digest", "moe_route", "grouped_linear"}
 
 pytestmark = pytest.mark.skipif(DEVICE == "cuda" or not SCRIPT.exists(), reason="a GPU runs the script itself; a room alone has no benchmarks")
