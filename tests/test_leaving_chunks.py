@@ -58,12 +58,12 @@ class SlowLayers(Fleet):
 def fleet(request: pytest.FixtureRequest, model_path: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[SlowLayers]:
     fleet = SlowLayers(model_path, tmp_path_factory.mktemp("chunks"))
     fleet.hold.write_text("")
-    computes = ("--drain-timeout-s", DRAIN_S, "--no-prefix-cache")  # the same prompt, all of it, each time
+    anew = "--no-prefix-cache"  # the same prompt, all of it, each time
     if request.param == "plain":
-        fleet.plain(*computes)
+        fleet.plain("--drain-timeout-s", DRAIN_S, anew)
     else:
-        fleet.prefill(*computes)
-        fleet.decode("--digest", "all")
+        fleet.prefill("--drain-timeout-s", DRAIN_S, anew)
+        fleet.decode("--digest", "all", anew)
     yield fleet.start()
     fleet.close()
 
