@@ -34,8 +34,8 @@ CASES = {
     "qwen3": ("qwen3", {"head_dim": 16}),
     "qwen3, biases": ("qwen3", {"attention_bias": True}),
 }
-# Largest difference of a logit relative to the spread of the logits: rounding in another order.
-#: Of float32 sums in another order: 1.02e-5 was seen on a processor with AVX-512, less on others. A wrong page is thousands of times that.
+# Largest difference of a logit relative to the spread of the logits: float32 sums in another order. 1.02e-5 was seen on a processor with AVX-512,
+# less on others; a wrong page is thousands of times that.
 TOLERANCE = 2e-5
 
 
