@@ -107,9 +107,12 @@ async def measure(arguments: argparse.Namespace) -> dict[str, list[float]]:
             await gateway.turn(arguments.requests, arguments.tokens)
         watching = asyncio.create_task(gateways["watched"].watch())
         turns: dict[str, list[float]] = {kind: [] for kind in KINDS}
-        for _ in range(arguments.turns):
+        began = time.monotonic()
+        for turn in range(arguments.turns):
             for kind, gateway in gateways.items():
                 turns[kind].append(await gateway.turn(arguments.requests, arguments.tokens))
+            took = ", ".join(f"{kind} {each[-1]:.3f} ms" for kind, each in turns.items())
+            print(f"# turn {turn + 1} of {arguments.turns}, {time.monotonic() - began:.0f} s: {took}", flush=True)
         watching.cancel()
         await asyncio.gather(watching, return_exceptions=True)
         return turns

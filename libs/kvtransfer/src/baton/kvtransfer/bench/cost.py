@@ -24,7 +24,6 @@ NUM_SPANS = 10_000
 SPAN_BYTES = 16 << 10
 TARGET_US_A_SPAN = 1.5
 TARGET_LOCKED = 0.01
-TARGET_WAKE_S = 50e-6
 MEAN_PAUSE_US = 30
 #: After a transfer, before its pause is watched.
 SETTLE_S = 0.002
@@ -86,20 +85,6 @@ def measure(transport: str, num_rooms: int) -> Cost:
         num_in_pauses=int(idle.sum()),
         transfer_s=float(np.median([end - start for start, end in transfers])),
     )
-
-
-def wake_seconds(transport: str, num_rooms: int = 300) -> float:
-    """From `post` to the first put of a queue that sleeps; the median."""
-    rows = np.array([[0, 0, 64]], dtype=np.int64)
-    waits = []
-    with Ours(transport, 4096) as ours:
-        for _ in range(num_rooms):
-            slot = ours.arm()
-            time.sleep(0.002)  # it has gone to sleep
-            handle, _, start = ours.write(rows, slot)
-            assert handle.first_post_time is not None  # it is final
-            waits.append(handle.first_post_time - start)
-    return float(np.median(waits))
 
 
 def digest_seconds(repeats: int) -> float:
