@@ -149,6 +149,7 @@ def main() -> int:
     parser.add_argument("--devices", default="cpu:0,cpu:1", help="two devices, as `baton decide` names them")
     parser.add_argument("--requests", type=int, default=80, help="requests of each measured load")
     parser.add_argument("--each", type=int, default=6, help="requests of each point of a calibration")
+    parser.add_argument("--worker-flag", action="append", default=[], help="handed to every server")
     parser.add_argument("--out", type=Path, help="folder for raw samples, calibration.json and rows.json; a temporary one when not given")
     arguments = parser.parse_args()
     console = Console(stderr=True)
@@ -159,7 +160,8 @@ def main() -> int:
     machine = describe_machine(with_gpus=any(device.is_gpu for device in devices))
     topologies = topologies_of(len(devices), [(1, 1)])
     # Both loads ask for the same prompts, of servers that topologies share; the simulator knows of no prefix caches.
-    options = FleetOptions(model_path, model_name, http_port=0, grpc_port=0, bootstrap_port=0, worker_flags=("--no-prefix-cache",))
+    flags = ("--no-prefix-cache", *arguments.worker_flag)
+    options = FleetOptions(model_path, model_name, http_port=0, grpc_port=0, bootstrap_port=0, worker_flags=flags)
     with supervised(DRAIN_TIMEOUT_S, console, verbose=False) as supervisor:
         pool = Pool(options, devices, topologies, supervisor)
         with progress_line(console) as note:
