@@ -262,13 +262,20 @@ def page_cases() -> Iterator[Case]:
     pool = random(2 * pages, 16, KV_HEADS, HEAD_DIM)
     flat, index = pool.flatten(1), torch.randperm(2 * pages, device=DEVICE)[:pages].to(torch.int32)
     packed, half = flat[:pages].clone(), KV_HEADS // 2
-    raw = flat.view(torch.uint8)
+    raw = pool.flatten(2).view(torch.uint8).unsqueeze(0)
     size = float(packed.numel() * DTYPE.itemsize)
 
     def scattered(function: Any) -> Tensor:
         target = torch.zeros_like(flat)
         function(target, index, packed)
         return target
+
+    state = torch.zeros(1 + pages, dtype=torch.int64, device=DEVICE)
+
+    def digested(function: Any) -> Tensor:
+        fresh = torch.zeros_like(state)
+        function(raw, index, fresh, range(1), range(pages))
+        return fresh
 
     yield Case(
         "gather_pages",
@@ -294,8 +301,8 @@ def page_cases() -> Iterator[Case]:
     yield Case(
         "page_digest",
         f"{pages} pages",
-        lambda: bk.page_digest(raw, index),
-        lambda: (bk.page_digest(raw, index), bk.naive_page_digest(raw, index)),
+        lambda: bk.page_digest(raw, index, state, range(1), range(pages)),
+        lambda: (digested(bk.page_digest), digested(bk.naive_page_digest)),
         num_bytes=size,
     )
 

@@ -76,7 +76,28 @@ def test_what_is_read_ahead_counts_as_it_was_last_said_to_be_complete():
     pool.pages(0)[0][3] -= 1
     some = DevicePageHash(pool).open(extents, 1, 4, (1, 1))
     some.ahead(range(3), 0, 4, None)
-    assert some.value() == DevicePageHash(pool).of(extents, 1, 4, (1, 1))
+    assert some.value() == DevicePageHash(pool).of(extents, 1, 4, (1, 1)) != DevicePageHash(pool).of(extents, 1, 4, (0, 1))
+
+
+def test_a_digest_is_ready_once_every_page_was_read_ahead_and_until_one_comes_again():
+    pool, extents = filled(SMALL, 3), [Extent(7, 2), Extent(2, 3)]
+    digest = DevicePageHash(pool).open(extents, 1, 4)
+    digest.prepare()
+    digest.prepare()
+    digest.ahead(range(2), 0, 4, None)
+    assert not digest.is_ready()
+    digest.ahead(range(2, 3), 0, 4, None)
+    assert digest.is_ready()
+    before = digest.value()
+    pool.pages(2)[0][2] += 1
+    assert digest.value() == before, "nothing is read twice"
+    digest.ahead(range(2, 3), 1, 1, None)
+    assert digest.is_ready()
+    assert digest.value() == DevicePageHash(pool).of(extents, 1, 4) != before
+    nothing = DevicePageHash(pool).open(extents, 5, 0)
+    nothing.prepare()
+    assert nothing.is_ready()
+    assert nothing.value() == 0
 
 
 @pytest.mark.parametrize(

@@ -19,7 +19,7 @@ if DEVICE == "cpu":
     # Triton looks at its switch when a kernel is defined. It is off again for the tests of other rooms, whose CPU tensors want the naive twins.
     before = os.environ.get(SWITCH)
     os.environ[SWITCH] = "1"
-    from baton.kernels.device import activation, decode, experts, grouped, linear, norm, pages, prefill, rope, sampling, seats  # noqa: F401
+    from baton.kernels.device import activation, decode, digest, experts, grouped, linear, norm, pages, prefill, rope, sampling, seats  # noqa: F401
 
     if before is None:
         del os.environ[SWITCH]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import threading
 import time
 from dataclasses import replace
 from functools import partial
@@ -414,3 +415,75 @@ def test_device_memory_is_digested_while_later_layers_are_computed(prefill, targ
     ]
     prefill.until(lambda: bool(decode.bells))
     assert decode.bells[0].digest == digest(decode.region, digest_runs(target, slice_pages([Extent(20, 2), Extent(3, 1)], 1, 2), 0, 2))
+
+
+class DigestReadAhead:
+    """Whose value is there as soon as the last layer was read."""
+
+    name = HostPageHash.name
+
+    def __init__(self, last_layer: int) -> None:
+        self.last_layer, self.go_on, self.threads, self.last_read = last_layer, threading.Event(), [], ""
+
+    def open(self, extents, first, count, heads=None):
+        return self
+
+    def ahead(self, layers, first, count, ready) -> None:
+        assert self.go_on.wait(5)
+        if self.last_layer in layers:
+            self.last_read = ready
+
+    def is_ready(self) -> bool:
+        return bool(self.last_read)
+
+    def value(self) -> int:
+        self.threads.append(threading.current_thread())
+        return {"first chunk": 1, "second chunk": 2}[self.last_read]
+
+
+def whole_chunk(prefill, ready: str) -> None:
+    for layer in range(prefill.layout.num_layers):
+        prefill.exporter.layer_done(layer, [(7, 0, 3)], ready)
+
+
+@pytest.fixture
+def read_ahead(prefill, monkeypatch) -> DigestReadAhead:
+    monkeypatch.setattr(exporter_module, "LAYERS_DIGESTED_AT_ONCE", 1)
+    monkeypatch.setattr(exporter_module, "_cuda_events", lambda ready: ())  # host memory here
+    hash_ = DigestReadAhead(prefill.layout.num_layers - 1)
+    prefill.exporter._rooms._page_hashes = [hash_]
+    prefill.expect(7)
+    prefill.start(7)
+    return hash_
+
+
+def test_a_digest_that_is_there_waits_for_no_thread(prefill, read_ahead) -> None:
+    decode = prefill.decode()
+    prefill.exporter.published(decode.publish(7, digest=True))
+    read_ahead.go_on.set()
+    whole_chunk(prefill, "first chunk")
+    prefill.exporter._digests.submit(int).result(5)
+    hold = threading.Event()
+    prefill.exporter._digests.submit(hold.wait, 5)  # another room's digest
+    prefill.exporter.finish(7, 42)
+    assert isinstance(prefill.until_over(7), SendDone)
+    hold.set()
+    assert read_ahead.threads == [threading.current_thread()]
+    prefill.until(lambda: bool(decode.bells))
+    assert decode.bells[0].digest == 1
+
+
+def test_a_digest_is_not_there_while_pages_that_came_again_are_to_be_read(prefill, read_ahead) -> None:
+    decode = prefill.decode()
+    prefill.exporter.published(decode.publish(7, digest=True))
+    read_ahead.go_on.set()
+    whole_chunk(prefill, "first chunk")
+    prefill.exporter._digests.submit(int).result(5)
+    read_ahead.go_on.clear()
+    whole_chunk(prefill, "second chunk")
+    prefill.exporter.finish(7, 42)
+    read_ahead.go_on.set()
+    assert isinstance(prefill.until_over(7), SendDone)
+    prefill.until(lambda: bool(decode.bells))
+    assert decode.bells[0].digest == 2
+    assert read_ahead.threads != [threading.current_thread()]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from baton.kernels.activation import silu_mul
 from baton.kernels.attention import decode_attention, fresh_attention, prefill_attention
 from baton.kernels.chained import can_chain, chain_launches, is_chained
+from baton.kernels.digest import page_digest, whole_digest
 from baton.kernels.experts import grouped_linear, moe_combine, moe_route
 from baton.kernels.linear import linear_few, linear_few_norm, linear_invariant
 from baton.kernels.naive import (
@@ -33,7 +34,7 @@ from baton.kernels.naive import (
     naive_silu_mul,
 )
 from baton.kernels.norm import add_rms_norm, rms_norm
-from baton.kernels.pages import gather_heads, gather_pages, page_digest, scatter_heads, scatter_pages
+from baton.kernels.pages import gather_heads, gather_pages, scatter_heads, scatter_pages
 from baton.kernels.rope import rope_and_write
 from baton.kernels.sampling import sample
 from baton.kernels.seats import seat_drawn, seat_rows
@@ -86,4 +87,5 @@ __all__ = [
     "seat_drawn",
     "seat_rows",
     "silu_mul",
+    "whole_digest",
 ]

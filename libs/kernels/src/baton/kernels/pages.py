@@ -1,4 +1,4 @@
-"""Pages in and out of a pool, and their digest."""
+"""Pages in and out of a pool."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from baton.kernels.dispatch import FLOATS, expect, expect_dense, runs_triton
-from baton.kernels.naive import naive_gather_heads, naive_gather_pages, naive_page_digest, naive_scatter_heads, naive_scatter_pages
+from baton.kernels.naive import naive_gather_heads, naive_gather_pages, naive_scatter_heads, naive_scatter_pages
 
 
 def gather_pages(pool: Tensor, index: Tensor) -> Tensor:
@@ -59,20 +59,6 @@ def scatter_heads(pool: Tensor, index: Tensor, source: Tensor, first: int) -> No
     from baton.kernels.device.pages import launch_copy
 
     launch_copy(pool, index, source, first, into_pool=True)
-
-
-def page_digest(pool: Tensor, index: Tensor) -> Tensor:
-    """As `naive_page_digest`. Raises ValueError; page numbers are not checked on a GPU."""
-    expect("pool", pool, (-1, -1), torch.uint8)
-    expect_dense("pool", pool)
-    expect("index", index, (-1,), torch.int32)
-    if pool.shape[1] % 8 or pool.stride(0) % 8:
-        raise ValueError(f"pool has pages of {pool.shape[1]} bytes, {pool.stride(0)} apart; both must be a multiple of 8")
-    if not runs_triton(pool):
-        return naive_page_digest(pool, index)
-    from baton.kernels.device.pages import launch_digest
-
-    return launch_digest(pool, index)
 
 
 def _as_heads(pages: Tensor) -> Tensor:

@@ -14,9 +14,15 @@ from baton.workerkit.runs import digest_runs
 class PagesDigest(Protocol):
     """The digest of some pages that are being computed. One thread at a time."""
 
+    def prepare(self) -> None:
+        """Whatever can be done before a page is complete. Waits for nothing; not needed, but then the other calls do it."""
+
     def ahead(self, layers: range, first: int, count: int, ready: object) -> None:
         """Pages [first, first + count) of these, in consecutive layers, are complete when `ready`, an event of their device, has fired. Waits for
         nothing. Pages may come again, and count as they are then; those that never came are read with `value`."""
+
+    def is_ready(self) -> bool:
+        """Whether `value` would return at once."""
 
     def value(self) -> int:
         """64 bits, once all pages are complete. Waits for memory, not for a peer."""
@@ -71,5 +77,11 @@ class _WhenAsked:
     def __init__(self, of: Callable[[], int]) -> None:
         self.value = of
 
+    def prepare(self) -> None:
+        pass
+
     def ahead(self, layers: range, first: int, count: int, ready: object) -> None:
         pass
+
+    def is_ready(self) -> bool:
+        return False

@@ -9,7 +9,7 @@ from __future__ import annotations
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import CancelledError, ThreadPoolExecutor
 
 from baton.decode.landing import Landing
 from baton.decode.landing_book import Directory, LandingBook, failure
@@ -46,8 +46,9 @@ class Importer:
         self._page_hashes = page_hashes
         self._digests = digests
         self._lock = threading.RLock()
-        self._rooms = LandingBook(directory, link_wait_s=link_wait_s, revoke_timeout_s=revoke_timeout_s, check=self._check)
+        self._rooms = LandingBook(directory, link_wait_s=link_wait_s, revoke_timeout_s=revoke_timeout_s, prepare=self._prepare, check=self._check)
         self._checks = ThreadPoolExecutor(max_workers=1, thread_name_prefix="digest")
+        self._to_compare: list[Landing] = []
 
     @property
     def counters(self) -> Counter[str]:
@@ -144,22 +145,45 @@ class Importer:
         with self._lock:
             for bell in bells:
                 self._rooms.rung(inbox, bell)
+            landings, self._to_compare = self._to_compare, []
+        for landing in landings:
+            self._begin_to_compare(landing)
 
     # --- digests ---------------------------------------------------------------------------------------------------------------
 
+    def _prepare(self, landing: Landing) -> None:
+        """Under the lock, long before the room lands."""
+        landing.digests = self._checks.submit(landing.open_digests, self._layout, self._page_hashes)
+
     def _check(self, landing: Landing) -> None:
-        """Under the lock. Compares what landed with what was asked for; with digests, on a thread of their own."""
+        """Under the lock. Compares what landed with what was asked for; with digests, without the lock."""
         if landing.digest:
-            self._checks.submit(self._compare, landing)
+            self._to_compare.append(landing)
         else:
-            self._rooms.checked(landing, landing.problem(self._layout, self._page_hashes))
+            self._rooms.checked(landing, landing.problem())
+
+    def _begin_to_compare(self, landing: Landing) -> None:
+        """On the notifier's thread, without the lock: the device reads while the digests' thread wakes up to wait for it."""
+        try:
+            landing.begin_digests(self._layout)
+        except Exception as error:
+            self._digest_failed(landing, error)
+        else:
+            self._checks.submit(self._compare, landing)
 
     def _compare(self, landing: Landing) -> None:
-        """On the digest's thread, without the lock: the lease keeps the pages as they are."""
+        """On the digests' thread, without the lock: the lease keeps the pages as they are."""
         try:
-            problem = landing.problem(self._layout, self._page_hashes)
+            problem = landing.problem()
+        except CancelledError:
+            return  # the room is over, and its digests were never opened
         except Exception as error:
-            log.exception("digest failed", room=landing.room)
-            problem = ("digest_failed", repr(error))
+            self._digest_failed(landing, error)
+            return
         with self._lock:
             self._rooms.checked(landing, problem)
+
+    def _digest_failed(self, landing: Landing, error: Exception) -> None:
+        log.error("digest failed", room=landing.room, exc_info=error)
+        with self._lock:
+            self._rooms.checked(landing, ("digest_failed", repr(error)))

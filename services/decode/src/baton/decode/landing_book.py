@@ -32,12 +32,22 @@ class Directory(Protocol):
 
 
 class LandingBook:
-    """link_wait_s, revoke_timeout_s: as of the importer. check: called with a room that has landed; it says in `checked` what is wrong with it."""
+    """link_wait_s, revoke_timeout_s: as of the importer. prepare: called with a room that was published and wants a digest. check: called with one
+    that has landed; it says in `checked` what is wrong with it."""
 
-    def __init__(self, directory: Directory, *, link_wait_s: float, revoke_timeout_s: float, check: Callable[[Landing], None]) -> None:
+    def __init__(
+        self,
+        directory: Directory,
+        *,
+        link_wait_s: float,
+        revoke_timeout_s: float,
+        prepare: Callable[[Landing], None],
+        check: Callable[[Landing], None],
+    ) -> None:
         self._directory = directory
         self._link_wait_s = link_wait_s
         self._revoke_timeout_s = revoke_timeout_s
+        self._prepare = prepare
         self._check = check
         self._landings: dict[int, Landing] = {}
         self._unlinked: dict[int, Landing] = {}
@@ -178,6 +188,8 @@ class LandingBook:
             digest=landing.digest,
             ticket=peer.ticket,
         )
+        if landing.digest:
+            self._prepare(landing)
 
     def _give_up(self, landing: Landing) -> None:
         peer = landing.peer
@@ -227,6 +239,8 @@ class LandingBook:
         """The lease is over: its doorbells may ring for other rooms."""
         del self._landings[landing.room]
         self._unlinked.pop(landing.room, None)
+        if landing.digests is not None:
+            landing.digests.cancel()  # where nobody began with them yet
         if landing.link is not None:
             landing.link.disarm(landing.slots)
 

@@ -269,12 +269,22 @@ class Exporter:
     # --- doorbells -------------------------------------------------------------------------------------------------------------
 
     def _ring(self, send: RoomSend) -> None:
-        """Under the lock. Digests are computed on a thread of their own."""
+        """Under the lock. Digests are computed on a thread of their own; those that are there already wait for no thread, and for no other room's."""
         assert send.publication is not None
-        if send.publication.digest:
-            self._digests.submit(self._digest_and_ring, send)
-        else:
+        if not send.publication.digest:
             self._rooms.rung(send, send.doorbells())
+        elif self._digests_are_ready(send):
+            self._digest_and_ring(send)
+        else:
+            self._digests.submit(self._digest_and_ring, send)
+
+    def _digests_are_ready(self, send: RoomSend) -> bool:
+        """Under the lock. A device that fails says so here too: then the digests' thread hears it again, and ends the room."""
+        try:
+            return send.digests_are_ready()
+        except Exception:
+            log.exception("digest failed", room=send.room)
+            return False
 
     def _digest_ahead(self, send: RoomSend, layer: int, first: int, count: int, ready: object) -> None:
         """Under the lock. Device memory is read for the digest while later layers are computed, several layers at a time."""
@@ -284,7 +294,7 @@ class Exporter:
         send.undigested_layer = 0 if is_last else layer + 1
         if send.can_post and send.publication is not None and send.publication.digest:
             of_ranks = ready if isinstance(ready, tuple) else (ready,)
-            self._digests.submit(self._try_ahead, send, range(begin, layer + 1), first, count, of_ranks)
+            send.reading = self._digests.submit(self._try_ahead, send, range(begin, layer + 1), first, count, of_ranks)
 
     def _try_ahead(self, send: RoomSend, layers: range, first: int, count: int, ready: tuple[object, ...]) -> None:
         """On the digest's thread. Pages of a room that has been stopped meanwhile may be others' by now: nobody asks for that digest any more."""
@@ -294,7 +304,8 @@ class Exporter:
             self._digest_failed(send, error)
 
     def _digest_and_ring(self, send: RoomSend) -> None:
-        """On the digest's thread: the source pages stay pinned until the writes are over, so they can be read without the lock."""
+        """On the digest's thread, or where it is done with them: the source pages stay pinned until the writes are over, so they can be read without
+        the lock."""
         try:
             doorbells = send.doorbells()
             with self._lock:

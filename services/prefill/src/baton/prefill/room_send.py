@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -55,6 +56,8 @@ class RoomSend:
     last_layer_ns: int = 0
     #: The first layer of the chunk under way that no digest was begun of.
     undigested_layer: int = 0
+    #: The last that the digests' thread was given to read ahead.
+    reading: Future[None] | None = None
     #: Of each `post` on every way, in order.
     posted_layers: list[int] = field(default_factory=list)
 
@@ -124,6 +127,10 @@ class RoomSend:
         first, count = self._beyond_resident(first_page, num_pages)
         for write in self.writes:
             self._digest(write).ahead(layers, first - self.publication.resident_pages, count, ready[write.route.source_rank])
+
+    def digests_are_ready(self) -> bool:
+        """Whether `doorbells` would not wait: everything was read ahead, and the digests' thread is done with this room."""
+        return self.reading is not None and self.reading.done() and all(write.has_digest_ready() for write in self.writes)
 
     def _digest(self, write: RouteWrite) -> PagesDigest:
         """Of all that goes over one way."""

@@ -56,3 +56,7 @@ class RouteWrite:
             heads = own_heads(self.route.source_head, self.route.num_heads, self.source)
             self._digest = self.page_hash.open(extents, first, count, heads)
         return self._digest
+
+    def has_digest_ready(self) -> bool:
+        """Whether the digest was begun and its value is there. Not while the digests' thread is at it."""
+        return self._digest is not None and self._digest.is_ready()

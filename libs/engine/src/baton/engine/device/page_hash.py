@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -15,7 +16,7 @@ from baton.engine.device.upload import upload_array
 from baton.engine.page_table import PageTable
 from baton.engine.pool import KVPool
 from baton.engine.types import Extent
-from baton.kernels import page_digest
+from baton.kernels import page_digest, whole_digest
 
 
 class DevicePageHash:
@@ -26,13 +27,13 @@ class DevicePageHash:
     def __init__(self, pool: KVPool) -> None:
         layout = pool.layout
         self._planes = pool.planes.view(2 * layout.num_layers, layout.num_pages, layout.page_size, layout.num_kv_heads, -1)
-        self._first_pages = torch.arange(len(self._planes), dtype=torch.int32, device=self._planes.device).unsqueeze(1) * layout.num_pages
 
     def of(self, extents: Iterable[Extent], first: int, count: int, heads: tuple[int, int] | None = None) -> int:
         """Pages [first, first + count) of the prompt, layer by layer, keys before values. heads: (first, count) of the pool's KV heads, of which
         alone the digest is; None: all. The pages must be complete: computed and read by the host's last step, or landed."""
         return self.open(extents, first, count, heads).value()
 
+    @torch.inference_mode()
     def open(self, extents: Iterable[Extent], first: int, count: int, heads: tuple[int, int] | None = None) -> DevicePagesDigest:
         """The same, of pages that are not complete yet. Raises ValueError where the extents hold fewer."""
         table = PageTable()
@@ -41,77 +42,115 @@ class DevicePageHash:
         pages = pages_from(table, first)[:count]
         if len(pages) != count:
             raise ValueError(f"pages [{first}, {first + count}) asked for, but the extents hold {table.num_pages} pages")
-        return DevicePagesDigest(self._planes, self._first_pages, np.asarray(pages, dtype=np.int32), heads)
+        planes = self._planes if heads is None else self._planes[..., heads[0] : sum(heads), :]
+        return DevicePagesDigest(planes.flatten(3).view(torch.uint8), np.asarray(pages, dtype=np.int32))
 
 
 class DevicePagesDigest:
     """The digest of some pages that are being computed: what is known to be complete is read `ahead`, the rest with `value`. One thread at a time.
 
-    planes: [2 * layers, pages of the pool, page size, kv heads, head dim]. first_pages: [2 * layers, 1] int32, the number of each plane's first page
-    among all planes' pages. pages: numbers in the pool, in the prompt's order.
+    planes: [2 * layers, pages of the pool, page size, bytes of a token] uint8. pages: numbers in the pool, in the prompt's order. Each operation of
+    torch may wait for Python's lock, which the engine's thread holds most of the time: `prepare` does what can be done before the pages are there.
     """
 
-    def __init__(self, planes: Tensor, first_pages: Tensor, pages: npt.NDArray[np.int32], heads: tuple[int, int] | None) -> None:
-        self._planes, self._first_pages, self._pages, self._heads = planes, first_pages, pages, heads
-        # Of its own: events that it waits for hold up no other room's digest.
-        self._stream = torch.cuda.Stream(planes.device) if planes.device.type == "cuda" else None  # type: ignore[no-untyped-call]
-        self._index: Tensor | None = None  # [2 * layers, pages] int32 and their digests, int64, once one is asked for
-        self._digests: Tensor | None = None
+    def __init__(self, planes: Tensor, pages: npt.NDArray[np.int32]) -> None:
+        self._planes, self._pages = planes, pages
+        self._stream: torch.cuda.Stream | None = None
+        self._answered: torch.cuda.Event | None = None
+        if planes.device.type == "cuda":
+            # Of its own: events that it waits for hold up no other room's digest.
+            self._stream = torch.cuda.Stream(planes.device)  # type: ignore[no-untyped-call]
+            self._answered = torch.cuda.Event()  # type: ignore[no-untyped-call]
+        self._buffers: _Buffers | None = None
         self._is_known = np.zeros((len(planes), len(pages)), dtype=bool)
+        #: The sum of all pages' terms is in the host's memory, or on its way there with nothing else to be read.
+        self._is_asked = False
+
+    @torch.inference_mode()
+    def prepare(self) -> None:
+        """What `ahead` and `value` would do first: memory, the pages' numbers on the device, the kernel compiled."""
+        if len(self._pages) and self._buffers is None:
+            with self._streaming():
+                self._make_buffers()
 
     @torch.inference_mode()
     def ahead(self, layers: range, first: int, count: int, ready: object) -> None:
         """Pages [first, first + count) of these, in consecutive layers: complete when `ready`, a torch.cuda.Event, has fired; None: now. Nothing
         waits for it here. Pages that come again (one that was filled in part) count as they are then."""
-        if self._heads is not None or not count or not layers:
-            return  # with `value`: some heads of a page are copied out first
+        if not count or not layers:
+            return
         with self._streaming():
             if self._stream is not None and isinstance(ready, torch.cuda.Event):
                 self._stream.wait_event(ready)
             self._read(2 * layers.start, 2 * layers.stop, first, first + count)
+            self._ask_once_known()
+
+    def is_ready(self) -> bool:
+        """Whether `value` would not wait."""
+        return not len(self._pages) or (self._is_asked and (self._answered is None or self._answered.query()))  # type: ignore[no-untyped-call]
 
     @torch.inference_mode()
     def value(self) -> int:
         """Waits for the device."""
         if not len(self._pages):
             return 0
-        with self._streaming():
-            if self._heads is not None:
-                digests = self._of_heads(*self._heads)
-            else:
-                for begin, end, first, last in self._unread():
-                    self._read(begin, end, first, last)
-                assert self._digests is not None
-                digests = self._digests
-            whole = page_digest(digests.view(torch.uint8).view(1, -1), torch.zeros(1, dtype=torch.int32, device=digests.device))
-            return int(whole.item()) & ((1 << 64) - 1)
+        if not self._is_asked:
+            with self._streaming():
+                for block in blocks(~self._is_known):
+                    self._read(*block)
+                self._ask_once_known()
+        assert self._buffers is not None
+        if self._answered is not None:
+            self._answered.synchronize()
+        return whole_digest(int(self._buffers.answer), self._is_known.size)
 
-    def _streaming(self) -> AbstractContextManager[object]:
-        return nullcontext() if self._stream is None else torch.cuda.stream(self._stream)
+    @contextmanager
+    def _streaming(self) -> Iterator[None]:
+        """What is launched and allocated within is on our stream."""
+        if self._stream is None:
+            yield
+            return
+        if torch.cuda.current_device() != self._stream.device_index:
+            # For good: to go back to a GPU that this process has no other use for would cost its memory there.
+            torch.cuda.set_device(self._stream.device_index)
+        with torch.cuda.stream(self._stream):
+            yield
 
-    def _unread(self) -> list[tuple[int, int, int, int]]:
-        if self._digests is None:
-            return [(0, len(self._planes), 0, len(self._pages))]
-        return [] if self._is_known.all() else blocks(~self._is_known)
+    def _make_buffers(self) -> _Buffers:
+        device = self._planes.device
+        state = torch.zeros(1 + self._is_known.size, dtype=torch.int64, device=device)
+        answer = torch.empty((), dtype=torch.int64, pin_memory=device.type == "cuda")
+        self._buffers = _Buffers(upload_array(self._pages, device), state, state[0], answer)
+        page_digest(self._planes, self._buffers.numbers, state, range(0), range(0))
+        return self._buffers
 
     def _read(self, begin: int, end: int, first: int, last: int) -> None:
-        """The digests of pages [first, last) of planes [begin, end)."""
-        if self._index is None or self._digests is None:
-            self._index = self._first_pages + upload_array(self._pages, self._planes.device)
-            self._digests = torch.empty_like(self._index, dtype=torch.int64)
-        index = self._index[begin:end, first:last].reshape(-1)
-        found = page_digest(_bytes_of(self._planes.flatten(0, 1)), index)
-        if len(found) == self._digests.numel():
-            self._digests = found.view_as(self._digests)
-        else:
-            self._digests[begin:end, first:last] = found.view(end - begin, last - first)
+        """Adds pages [first, last) of planes [begin, end)."""
+        buffers = self._buffers or self._make_buffers()
+        page_digest(self._planes, buffers.numbers, buffers.state, range(begin, end), range(first, last))
         self._is_known[begin:end, first:last] = True
+        self._is_asked = False
 
-    def _of_heads(self, first: int, count: int) -> Tensor:
-        """[planes * pages] of some heads: plane by plane they are copied out, so that a page's lie side by side as in a pool without others."""
-        index = upload_array(self._pages.astype(np.int64), self._planes.device)
-        each = torch.arange(len(self._pages), dtype=torch.int32, device=self._planes.device)
-        return torch.cat([page_digest(_bytes_of(plane[index, :, first : first + count]), each) for plane in self._planes])
+    def _ask_once_known(self) -> None:
+        """Behind the last page that is read: the copy to the host, so that nobody need ask for it when the pages are complete."""
+        if self._buffers is None or not self._is_known.all():
+            return
+        self._buffers.answer.copy_(self._buffers.total, non_blocking=True)
+        if self._answered is not None:
+            self._answered.record(self._stream)
+        self._is_asked = True
+
+
+class _Buffers(NamedTuple):
+    """numbers: of the pages. state: of the kernel; total: its first number. answer: that in pinned host memory.
+
+    All are of the digest's own stream, in whose order their memory is used again: they may be dropped while it reads.
+    """
+
+    numbers: Tensor
+    state: Tensor
+    total: Tensor
+    answer: Tensor
 
 
 def blocks(wanted: npt.NDArray[np.bool_]) -> list[tuple[int, int, int, int]]:
@@ -124,8 +163,3 @@ def blocks(wanted: npt.NDArray[np.bool_]) -> list[tuple[int, int, int, int]]:
             found += [(begin, row, int(first), int(end)) for first, end in zip(edges[::2], edges[1::2], strict=True)]
             begin = row
     return found
-
-
-def _bytes_of(pages: Tensor) -> Tensor:
-    """[pages, ...] -> [pages, bytes]."""
-    return pages.contiguous().view(len(pages), -1).view(torch.uint8)
