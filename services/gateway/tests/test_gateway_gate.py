@@ -109,6 +109,17 @@ async def test_a_full_queue_says_how_long_it_takes() -> None:
     assert hall.gate.counters["queue_full"] == 2
 
 
+async def test_without_a_queue_nobody_waits_for_several_places_either() -> None:
+    """Who did would keep everybody else out, who would be told that the gateway is full while it is not."""
+    hall = Hall(max_rooms=4, max_queue=0)
+    await hall.enter("first")
+    with pytest.raises(OverloadedError, match="1 requests are open, this one needs 4 places, the limit is 4 "):
+        async with hall.gate.place(ANONYMOUS, 1, time.monotonic() + 0.2, num_rooms=4):
+            pass
+    await hall.enter("second")
+    assert hall.entered == ["first", "second"]
+
+
 async def test_who_leaves_frees_the_place_in_the_queue() -> None:
     hall = Hall(max_queue=1)
     await hall.enter()

@@ -117,6 +117,16 @@ async def test_every_line_of_a_request_has_its_room_and_its_trace(stack_of: Stac
     assert "nobody reads this" not in logged.getvalue()
 
 
+async def test_a_request_id_that_is_refused_is_in_no_log(split: Stack, logged: io.StringIO) -> None:
+    """It may be as long as a body."""
+    for request_id in ("nobody reads this" * 10, "nobody reads this\n"):
+        with pytest.raises(grpc.aio.AioRpcError, match="request_id"):
+            await split.reply(ask(request_id=request_id))
+    refused = [line for line in map(json.loads, logged.getvalue().splitlines()) if line["event"] == "request refused"]
+    assert [line["cause"] for line in refused] == ["out_of_range", "invalid_request"]
+    assert "nobody reads this" not in logged.getvalue()
+
+
 @pytest.mark.parametrize(
     ("path", "what"),
     [

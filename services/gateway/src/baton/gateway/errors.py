@@ -31,7 +31,7 @@ class GatewayError(Exception):
     origin = common_pb2.ORIGIN_GATEWAY
 
     def __init__(self, message: str) -> None:
-        super().__init__(_sendable(message))
+        super().__init__(sendable(message))
 
     def failure(self) -> common_pb2.Failure:
         return common_pb2.Failure(code=code_number(self.code), origin=self.origin, cause=self.cause, message=str(self))
@@ -80,7 +80,7 @@ class RequestError(GatewayError):
 
     def __init__(self, field: str, message: str) -> None:
         super().__init__(message)
-        self.field = _sendable(field)
+        self.field = sendable(field)
 
     def violations(self) -> list[tuple[str, str]]:
         return [(self.field, str(self))] if self.field else []
@@ -318,8 +318,8 @@ class RoomFailedError(GatewayError):
         return [(self.field, self._failure.message)] if self.field else []
 
 
-def _sendable(text: str) -> str:
-    """What is too long is cut in its middle: the field is named at the beginning, limit and remedy at the end."""
+def sendable(text: str) -> str:
+    """As a message may be. What is too long is cut in its middle: the field is named at the beginning, limit and remedy at the end."""
     raw = text.encode("utf-8", "backslashreplace")
     if len(raw) > MAX_MESSAGE_BYTES:
         kept = MAX_MESSAGE_BYTES // 2 - 20

@@ -70,15 +70,16 @@ class Gate:
     def num_waiting(self) -> int:
         return len(self._queue)
 
-    def check(self) -> None:
+    def check(self, num_rooms: int = 1) -> None:
         """Before work is done for a request that would be refused. Raises DrainingError, OverloadedError."""
         if self._places.draining:
             raise DrainingError
-        if not self._has_place(1) and len(self._queue) >= self._max_queue:
+        if not self._has_place(num_rooms) and len(self._queue) >= self._max_queue:
             self.counters["queue_full"] += 1
             waiting = f" and {len(self._queue)} wait, the limit is {self._max_queue} (--max-queue)" if self._max_queue else ""
             limit = self._places.max_rooms
-            text = f"{limit - self._places.free} requests are open, the limit is {limit} (--max-rooms){waiting}: try again later"
+            more = f", this one needs {num_rooms} places" if num_rooms > 1 else ""
+            text = f"{limit - self._places.free} requests are open{more}, the limit is {limit} (--max-rooms){waiting}: try again later"
             raise OverloadedError(text, self._retry_after_s())
 
     @contextlib.asynccontextmanager
@@ -90,7 +91,7 @@ class Gate:
         Raises DrainingError, OverloadedError; QueueTimeoutError, QueueDeadlineError after a wait.
         """
         began = time.monotonic()
-        self.check()
+        self.check(num_rooms)
         if self._has_place(num_rooms):
             self._num_entering += num_rooms
         else:

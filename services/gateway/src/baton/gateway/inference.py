@@ -107,7 +107,7 @@ class Inference:
         """
         span = self._tracer.start_span("request", context=request.trace, kind=SpanKind.SERVER)
         request_id = request.request_id or f"req-{secrets.token_hex(12)}"
-        request_log = _with_trace(log.bind(request_id=request_id), span)
+        request_log = _with_trace(log.bind(request_id=request_id) if _wrong_with_id(request_id) is None else log, span)
         if request.caller.key_id:
             request_log = request_log.bind(api_key=request.caller.key_id)
         share = Share(self._shares, request.caller)
@@ -150,7 +150,8 @@ class Inference:
             await answer.close()
 
     async def _open_room(self, request: InferenceRequest, share: Share, request_id: str, request_log: BoundLogger, span: Span) -> Answer:
-        _check_request_id(request.request_id)
+        if (wrong := _wrong_with_id(request.request_id)) is not None:
+            raise wrong
         self.check_model(request.model)
         vocab_size = self._vocab_size()
         check_ranges(request.sampling, vocab_size, self._context)
@@ -283,11 +284,13 @@ def _log_end(answer: Answer, attempts: Attempts, room_log: BoundLogger, span: Sp
     span.end()
 
 
-def _check_request_id(request_id: str) -> None:
+def _wrong_with_id(request_id: str) -> RequestError | None:
+    """One that is refused is in no log either."""
     if len(request_id) > MAX_REQUEST_ID_CHARS:
-        raise OutOfRangeError("request_id", f"{len(request_id)} characters", f"[0, {MAX_REQUEST_ID_CHARS}] characters")
+        return OutOfRangeError("request_id", f"{len(request_id)} characters", f"[0, {MAX_REQUEST_ID_CHARS}] characters")
     if not request_id.isascii() or not request_id.isprintable():
-        raise RequestError("request_id", "request_id must be printable ASCII")
+        return RequestError("request_id", "request_id must be printable ASCII")
+    return None
 
 
 def _with_trace(to: BoundLogger, span: Span) -> BoundLogger:

@@ -27,6 +27,9 @@ from baton.wire.v1 import common_pb2, inference_pb2, worker_pb2
 #: A prefill server that rang its doorbell says so at once; one that does not is told to end the room.
 SETTLE_S = 5.0
 
+#: Why a server may say that an answer has ended; other reasons are the gateway's own.
+_REASONS = (common_pb2.FINISH_REASON_STOP, common_pb2.FINISH_REASON_LENGTH)
+
 _EVENTS: dict[Leg, dict[str, Event]] = {
     Leg.PREFILL: {
         "bootstrapped": Event.BOOTSTRAPPED,
@@ -333,6 +336,10 @@ class LiveRoom:
     def _check_complete(self) -> None:
         """The answer is complete when decode has finished and every token is there. What prefill still owes (the first one) is waited for."""
         if self._finished is None or self._answered or self.failure is not None:
+            return
+        if self._finished.reason not in _REASONS:
+            text = f"the answer has ended for reason number {self._finished.reason}, which this gateway does not know"
+            self._fail(self._scribe.make(grpc.StatusCode.INTERNAL, common_pb2.ORIGIN_DECODE, "worker_protocol", text), None)
             return
         missing = self._finished.completion_tokens - self._merge.num_delivered
         if missing <= 0:

@@ -8,10 +8,14 @@ from collections.abc import Iterable
 import grpc
 from opentelemetry.trace import Span
 
+from baton.gateway.errors import sendable
 from baton.gateway.room import Room
 from baton.gateway.worker import ORIGINS, Leg
 from baton.wire.status import code_number
 from baton.wire.v1 import common_pb2
+
+#: Of a cause, which is a word: a server's may be any text.
+MAX_CAUSE_CHARS = 64
 
 
 def cut_off(failure: common_pb2.Failure, told_by: Leg, legs: Iterable[Leg]) -> Leg | None:
@@ -71,7 +75,7 @@ class FailureScribe:
         return whole
 
     def of_worker(self, failure: common_pb2.Failure, leg: Leg) -> common_pb2.Failure:
-        """A worker's, with what it did not say. The stage is the room's: a worker sees only its half of it.
+        """A worker's, with what it did not say. The stage is the room's: a worker sees only its half of it. Its words are as many as may be sent.
 
         Its times, which count from when it heard of the room, are kept only where it broke off at a limit of its own.
         """
@@ -79,6 +83,7 @@ class FailureScribe:
         elapsed_ms = whole.elapsed_ms
         whole.MergeFrom(failure)
         whole.stage = self._machine.state.value
+        whole.cause, whole.message = whole.cause[:MAX_CAUSE_CHARS], sendable(whole.message)
         if not failure.allowed_ms:
             whole.elapsed_ms = elapsed_ms
         return whole

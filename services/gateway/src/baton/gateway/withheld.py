@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from baton.gateway.errors import GatewayError
+from baton.gateway.errors import GatewayError, sendable
 from baton.wire.v1 import common_pb2
 
 #: host:port as Baton writes it, and as gRPC's core does, with schemes and percent-encoded brackets; IPv4 without a port too. A name has a letter
@@ -33,9 +33,8 @@ def told_text(error: GatewayError) -> str:
 
 
 def told(failure: common_pb2.Failure) -> common_pb2.Failure:
-    """The same for a failure."""
+    """The same for a failure, with a message that gRPC's trailers have room for."""
     copy = common_pb2.Failure()
     copy.CopyFrom(failure)
-    if failure.origin != common_pb2.ORIGIN_CLIENT:
-        copy.message = without_addresses(failure.message)
+    copy.message = sendable(failure.message if failure.origin == common_pb2.ORIGIN_CLIENT else without_addresses(failure.message))
     return copy

@@ -96,6 +96,10 @@ class WorkerSession:
             if not isinstance(first, worker_pb2.Report):
                 raise WorkerProtocolError(f"it ended the session at once: {await call.code()} {await call.details()}")
             info = await stub.Describe(worker_pb2.DescribeRequest())
+        if not isinstance(info, worker_pb2.WorkerInfo):  # what gRPC makes of bytes that are none
+            raise WorkerProtocolError(
+                "what it says of itself cannot be read: it is no server of Baton's, or one of a version that is too far from this one"
+            )
         self._worker.check(info)
         before = self._worker.instance_id
         self._worker.came(info)
