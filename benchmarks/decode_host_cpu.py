@@ -4,8 +4,9 @@
 
 The engine's thread runs the GPU's path (scheduler, seats, uploads, tokens read one step behind) over CPU tensors, with a tiny model for the prompts
 and nothing in the place of a captured decode step: its outcome is there `--step-ms` after its launch. The front answers a gateway session in another
-process over gRPC, one report a step. Parts are those of gpu/decode_host.py, means and medians in ms; of launch what is the host's own, without the
-graph's launch and without pinned memory. `reply` is the processor time of the front's thread a step. --profile: of the engine's thread, for pstats.
+process over gRPC, one report a step, on the services' event loop and with their turns of the interpreter's lock. Parts are those of
+gpu/decode_host.py, means and medians in ms; of launch what is the host's own, without the graph's launch and without pinned memory. `reply` is the
+processor time of the front's thread a step. --profile: of the engine's thread, for pstats.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from pathlib import Path
 
 import grpc.aio
 import torch
+import uvloop
 from opentelemetry.trace import NoOpTracer
 
 from baton.engine import Engine, EngineConfig, Role
@@ -31,6 +33,7 @@ from baton.engine.grammar import Grammars
 from baton.engine.model_config import parse_model_config
 from baton.engine.step_time import PARTS
 from baton.servicekit import GrpcServer, LogSettings, configure_logs
+from baton.servicekit.lifecycle import LOCK_TURN_S
 from baton.wire.channel import CHANNEL_OPTIONS, SERVER_OPTIONS
 from baton.wire.v1 import common_pb2, worker_pb2, worker_pb2_grpc
 from baton.workerkit import Description, EngineHost, Limits, WorkerFront
@@ -192,7 +195,8 @@ def main() -> int:
         asyncio.run(drive(given.client, given.streams, given.steps + 400))
         return 0
     configure_logs(LogSettings(level="error"), service="bench", instance_id="bench")
-    report(asyncio.run(measure(given)), given)
+    sys.setswitchinterval(LOCK_TURN_S)
+    report(uvloop.run(measure(given)), given)
     return 0
 
 

@@ -20,6 +20,7 @@ from baton.engine.device.model import DeviceModel, Rows
 from baton.engine.device.products import Mode
 from baton.engine.device.prompts import ChunkAttention
 from baton.engine.device.runner import batch_sizes
+from baton.engine.engine import MAX_WAITS
 from baton.engine.page_table import PageTable
 from baton.engine.pool import KVPool
 from baton.engine.scheduling.sequence import Sequence, Slice, StepPlan
@@ -309,6 +310,46 @@ def test_tokens_are_told_behind_the_launch_that_follows_and_all_else_at_once(tin
     assert sum(bool(events) and all(isinstance(event, Token) for event in events) for events in behind) >= 10
     prompt = next(place for place, each in enumerate(said) if isinstance(each, StepPlan) and not each.decodes_only and len(each.slices) > 1)
     assert any(isinstance(event, PrefillStarted) and event.room == 2 for event in said[prompt - 1])
+
+
+class Slow:
+    """A flight that has run at the `num_looks`-th look."""
+
+    def __init__(self, flight, num_looks: int) -> None:
+        self._flight, self._num_looks, self.looks = flight, num_looks, 0
+
+    def __getattr__(self, name):
+        return getattr(self._flight, name)
+
+    def wait(self, timeout_s: float) -> bool:
+        self.looks += 1
+        return self.looks >= self._num_looks
+
+
+def test_a_step_waits_on_until_it_has_run_or_somebody_is_woken(model):
+    plain, flights = engine(model), []
+    launch = plain._runner.launch
+    plain._runner.launch = lambda *given: flights.append(Slow(launch(*given), 2 * MAX_WAITS + 5)) or flights[-1]
+    plain.add(request(1, prompts([9])[0], max_tokens=1))
+
+    def looks() -> int:
+        before = flights[0].looks if flights else 0
+        plain.step()
+        return flights[0].looks - before
+
+    plain.step()
+    assert looks() == 1  # nobody says when there is something else to do
+    woken = [False]
+    plain.on_wait(lambda: woken[0])
+    assert looks() == MAX_WAITS
+    woken[0] = True
+    assert looks() == 1
+    woken[0] = False
+    assert looks() == MAX_WAITS
+    assert len(flights) == 1
+    assert plain.stats().steps == 0
+    run(plain)
+    assert plain.stats().steps == 1
 
 
 def test_rows_are_looked_up_again_when_a_seat_has_changed(model):

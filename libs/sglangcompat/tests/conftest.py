@@ -62,6 +62,8 @@ class ScriptedEngine:
 
     def on_milestones(self, tell: Callable[[list[EngineEvent]], None]) -> None: ...
 
+    def on_wait(self, is_woken: Callable[[], bool]) -> None: ...
+
     def step(self) -> list[EngineEvent]:
         events, self.events = self.events, []
         if not self.hold:

@@ -55,6 +55,9 @@ class ScriptedEngine:
     def on_milestones(self, tell: Callable[[list[EngineEvent]], None]) -> None:
         self.tell = tell
 
+    def on_wait(self, is_woken: Callable[[], bool]) -> None:
+        self.is_woken = is_woken
+
     def step(self) -> list[EngineEvent]:
         self.turns += 1
         self.hang.wait()

@@ -55,6 +55,20 @@ def test_an_idle_engine_is_not_stepped(engine, started) -> None:
         assert time.monotonic() < deadline
 
 
+def test_an_engine_that_waits_hears_that_a_command_has_come(engine, started) -> None:
+    host, _, done = started
+    engine.hang.clear()
+    host.submit(request(1))
+    deadline = time.monotonic() + 5
+    while not engine.turns:
+        assert time.monotonic() < deadline
+    assert not engine.is_woken()
+    host.abort(1, Failure("CANCELLED", "client", "cancelled", "gone"))
+    assert engine.is_woken()
+    engine.hang.set()
+    assert done.wait(5)
+
+
 def test_commands_from_many_threads_are_not_lost(engine, started) -> None:
     host, _, _ = started
     threads = [threading.Thread(target=lambda base=base: [host.submit(request(base + i)) for i in range(200)]) for base in range(0, 2000, 200)]

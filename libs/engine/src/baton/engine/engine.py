@@ -39,8 +39,10 @@ from baton.engine.step_time import ADMIT, COMMIT, DELIVER, LAUNCH, SCHEDULE, WAI
 from baton.engine.types import EngineEvent, EngineStats, Failure, Request, Role
 from baton.engine.warming import run_unasked
 
-#: Longest wait for a launched step inside `Engine.step`.
+#: Longest wait for a launched step inside `Engine.step`, and how many of them follow each other while nobody is woken: a turn of the loop around each
+#: costs the host as much of a step as its plan.
 WAIT_S = 0.001
+MAX_WAITS = 10
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,6 +121,7 @@ class Engine:
         self._prompt_speed = PromptSpeed()
         self._last_progress = clock()
         self._tell_step: Callable[[float, int, int], None] | None = None
+        self._is_woken: Callable[[], bool] = lambda: True
         #: Where the host's part of steps goes; who calls `step` may add to it.
         self.step_time = StepTime()
 
@@ -171,6 +174,11 @@ class Engine:
         """`tell` gets, on the engine's thread, each step that has run: its seconds, its sequences, and its tokens. It returns at once."""
         self._tell_step = tell
 
+    def on_wait(self, is_woken: Callable[[], bool]) -> None:
+        """`is_woken` says, on the engine's thread, whether there is a command, or a port has something to tell: asked every `WAIT_S` for which a
+        step waits for a device, which waits on while it says False, `MAX_WAITS` times in all. Without it a step returns after the first."""
+        self._is_woken = is_woken
+
     def watch_prefixes(self, watcher: PrefixWatcher) -> None:
         """Tells `watcher`, on the engine's thread, which pages its prefix cache can find, now and whenever that changes: before the step that changed
         it returns, or tells, what came of it."""
@@ -178,7 +186,7 @@ class Engine:
 
     def step(self) -> list[EngineEvent]:
         """Polls the port, launches at most one forward pass, reads those that have run, and returns everything that happened since the last
-        step, in order. Waits for a device at most `WAIT_S`, so that commands are taken between two steps."""
+        step, in order. Waits for a device at most `WAIT_S` while there is something else to do, so that commands are taken between two steps."""
         self.step_time.skip()
         self._scheduler.poll()
         self.step_time.lap(ADMIT)
@@ -187,7 +195,7 @@ class Engine:
             self._outbox.tell_all()
             self.step_time.lap(DELIVER)
         if self._flights and not (launched and len(self._flights) <= self._runner.depth):
-            self._read(WAIT_S)
+            self._read(WAIT_S, MAX_WAITS)
         events = self._outbox.rest(self._decodes_on)
         self.step_time.lap(COMMIT)
         return events
@@ -217,10 +225,12 @@ class Engine:
                 self._scheduler.abort(room, self._ending[room])
         return True
 
-    def _read(self, timeout_s: float) -> None:
+    def _read(self, timeout_s: float, max_waits: int = 1) -> None:
         """Reads the oldest launched steps as far as they have run."""
         while self._flights:
-            has_run = self._flights[0].flight.wait(timeout_s)
+            flight, waits = self._flights[0].flight, 1
+            while not (has_run := flight.wait(timeout_s)) and waits < max_waits and not self._is_woken():
+                waits += 1
             self.step_time.lap(WAIT)
             if not has_run:
                 return
@@ -233,7 +243,7 @@ class Engine:
             self._count(launched)
             self.step_time.lap(COMMIT)
             self.step_time.end(launched.flight.idle_s() if launched.goes_on and self.step_time.is_told else None)
-            timeout_s = 0.0
+            timeout_s, max_waits = 0.0, 1
 
     def has_work(self) -> bool:
         """False: another step would do nothing until a command, a wake of the port or a reap."""
@@ -284,14 +294,16 @@ class Engine:
 
     def _count(self, launched: Launched) -> None:
         """A step may have waited for the one before it; one that was given up says nothing about speed."""
-        now, slices = self._clock(), launched.plan.slices
+        now, plan = self._clock(), launched.plan
         self._steps += 1
         if launched.given_up.at is None:
-            num_tokens, took_s = sum(piece.count for piece in slices), now - max(launched.began, self._last_progress)
+            took_s = now - max(launched.began, self._last_progress)
+            chunks = plan.slices[plan.num_decodes :]
+            num_tokens = plan.num_decodes + sum(piece.count for piece in chunks)
             self._num_computed_tokens += num_tokens
-            self._prompt_speed.note(sum(piece.count for piece in slices if piece.count > 1), took_s)
+            self._prompt_speed.note(sum(piece.count for piece in chunks if piece.count > 1), took_s)
             if self._tell_step is not None:
-                self._tell_step(took_s, len(slices), num_tokens)
+                self._tell_step(took_s, len(plan.slices), num_tokens)
         self._last_progress = now
 
 

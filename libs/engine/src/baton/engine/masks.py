@@ -22,10 +22,10 @@ class Masks:
     def begin(self, plan: StepPlan) -> None:
         """Before the plan is launched; returns at once. Only sequences that are held to a grammar and draw a token cost anything."""
         asked: list[Constraint] = []
-        for piece in plan.slices:
+        for piece in [each for each in plan.slices if not each.sequence.runs_ahead and each.samples]:
             sequence = piece.sequence
             sampling = sequence.request.sampling
-            if sampling.grammar is not None and piece.samples:
+            if sampling.grammar is not None:
                 sampling.grammar.begin(sequence.tokens, sequence.num_prompt - sampling.answered_tokens)
                 asked.append(sampling.grammar)
         if not asked:

@@ -6,6 +6,9 @@ from collections.abc import Callable
 
 from baton.engine.types import EngineEvent, Token
 
+#: The types of what most steps tell.
+ONLY_TOKENS = {Token}
+
 
 class Outbox:
     """Between the scheduler and whoever listens. take: what happened since it was last called.
@@ -38,7 +41,7 @@ class Outbox:
     def rest(self, launch_follows: Callable[[], bool]) -> list[EngineEvent]:
         """What a step returns, in order; nothing where it is told behind the launch that follows."""
         events = self._all()
-        if events and self.tell is not None and all(type(event) is Token for event in events) and launch_follows():
+        if events and self.tell is not None and set(map(type, events)) == ONLY_TOKENS and launch_follows():
             self._kept = events
             return []
         return events

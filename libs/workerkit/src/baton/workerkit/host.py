@@ -39,6 +39,8 @@ class HostedEngine(Protocol):
 
     def on_milestones(self, tell: Callable[[list[EngineEvent]], None]) -> None: ...
 
+    def on_wait(self, is_woken: Callable[[], bool]) -> None: ...
+
     def has_work(self) -> bool: ...
 
     def stats(self) -> EngineStats: ...
@@ -92,6 +94,7 @@ class EngineHost:
         self._deliver = deliver
         self._on_failure = on_failure
         self._engine.on_milestones(self._tell)
+        self._engine.on_wait(self._wake.is_set)
         self._thread.start()
 
     @property

@@ -152,6 +152,8 @@ class DeviceRunner:
             self._pool.copy_pages(plan.copies)
             self._gap = None
             slices = plan.slices
+            if plan.decodes_only and self._seats is not None:
+                return self._fetch([self._step(slices)], list(range(len(slices))), None, [])
             singles = [piece for piece in slices if piece.count == 1 and piece.samples] if self._seats is not None else []
             parts = [self._step(singles)] if singles else []
             if len(singles) == len(slices):

@@ -30,6 +30,10 @@ class Stage(enum.Enum):
     RUNNING = "running"
 
 
+#: A peer may write, or is about to be told so.
+TRANSFERRING = (Stage.RESERVED, Stage.PUBLISHED)
+
+
 @dataclass(slots=True)
 class Room:
     sequence: Sequence
@@ -76,7 +80,7 @@ class DecodeScheduler:
         if state is None or state.stage is Stage.ABORTING:
             return
         self._events.append(Failed(room, failure))
-        if state.stage in (Stage.RESERVED, Stage.PUBLISHED):
+        if state.stage in TRANSFERRING:
             state.stage = Stage.ABORTING
             self._importer.abort(room, failure)
             return
@@ -87,7 +91,7 @@ class DecodeScheduler:
 
     def reap(self, now: float) -> None:
         for room, state in list(self._rooms.items()):
-            transferring = state.stage in (Stage.RESERVED, Stage.PUBLISHED)
+            transferring = state.stage in TRANSFERRING
             failure = expired(state.sequence.request, now, state.stage is Stage.WAITING, transferring, Role.DECODE)
             if failure is not None:
                 self.abort(room, failure)
@@ -167,8 +171,10 @@ class DecodeScheduler:
         return self._waiting.find(self._admits()) is not None
 
     def stats(self) -> EngineStats:
+        # Most rooms run, and their pages are counted there.
+        others = [state for state in self._rooms.values() if state.stage is not Stage.RUNNING]
         held = dict.fromkeys(Stage, 0)
-        for state in self._rooms.values():
+        for state in others:
             held[state.stage] += state.sequence.num_own_pages
         leased = held[Stage.PUBLISHED] + held[Stage.ABORTING]
         quarantined = min(self._importer.quarantined_pages(), leased)
@@ -179,17 +185,17 @@ class DecodeScheduler:
             reserved_pages=held[Stage.RESERVED],
             published_pages=leased - quarantined,
             quarantined_pages=quarantined,
-            running_pages=held[Stage.RUNNING] + self._running.num_leaving_pages + self._book.num_shared,
+            running_pages=self._running.num_pages + self._book.num_shared,
             rooms=len(self._rooms),
             waiting=len(self._waiting),
             running=len(self._running),
-            tokens_in_flight=self._running.num_tokens + sum(len(state.sequence.tokens) for state in self._in_transfer()),
+            tokens_in_flight=self._running.num_tokens + sum(len(state.sequence.tokens) for state in others if state.stage in TRANSFERRING),
             extra=self._running.counts()
             | self._book.counts()
             | {
                 "pending_prompt_tokens": self._pending_prompt_tokens(),
                 "local_prefills": self._num_local,
-                "in_transfer": sum(state.stage in (Stage.RESERVED, Stage.PUBLISHED, Stage.ABORTING) for state in self._rooms.values()),
+                "in_transfer": sum(state.stage in (*TRANSFERRING, Stage.ABORTING) for state in others),
             },
         )
 
@@ -198,7 +204,7 @@ class DecodeScheduler:
         return self._running.num_pending_prompt_tokens + sum(waiting)
 
     def _in_transfer(self) -> list[Room]:
-        return [state for state in self._rooms.values() if state.stage in (Stage.RESERVED, Stage.PUBLISHED)]
+        return [state for state in self._rooms.values() if state.stage in TRANSFERRING]
 
     def _admits(self) -> Callable[[Sequence], bool]:
         """Whether a sequence may be let in now, counting what runs, what is in transfer and what was retracted."""
@@ -264,12 +270,12 @@ class DecodeScheduler:
         self._release(state)
 
     def _landing_failed(self, state: Room, failure: Failure) -> None:
-        if state.stage in (Stage.RESERVED, Stage.PUBLISHED):
+        if state.stage in TRANSFERRING:
             self._events.append(Failed(state.sequence.room, failure))
             state.stage = Stage.ABORTING
 
     def _freed(self, state: Room) -> None:
-        if state.stage in (Stage.RESERVED, Stage.PUBLISHED):
+        if state.stage in TRANSFERRING:
             self._events.append(Failed(state.sequence.room, lease_lost(Role.DECODE)))
             state.stage = Stage.ABORTING
         if state.stage is Stage.ABORTING:

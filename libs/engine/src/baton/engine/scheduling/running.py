@@ -8,7 +8,7 @@ from collections.abc import Sequence as List
 
 from baton.engine.page_book import PageBook
 from baton.engine.scheduling.failures import grammar_fault, not_finite
-from baton.engine.scheduling.sequence import NO_LOGPROBS, Limits, Sequence, Slice, StepPlan, told_of_prompts
+from baton.engine.scheduling.sequence import NO_LOGPROBS, Limits, Sequence, Slice, StepPlan, launch_decodes, told_of_prompts
 from baton.engine.types import EngineEvent, Failed, Failure, Finished, Logprobs, Role, Token
 
 
@@ -120,15 +120,15 @@ class RunningSet:
 
     def plan(self) -> StepPlan:
         """What `resume` let in copies its page in this step or not at all: later the page may be another's."""
-        slices = self._slices()
+        slices, num_decodes = self._slices()
         pending, self._copies = self._copies, {}
         copies = {sequence: copy for sequence, copy in pending.items() if slices and sequence.pages.num_pages}
         for sequence in pending.keys() - copies.keys():
             sequence.num_computed = sequence.num_resident
         if not copies:
-            return StepPlan(tuple(slices))
+            return StepPlan(tuple(slices), num_decodes=num_decodes)
         sources, pages = zip(*copies.values(), strict=True)
-        return StepPlan(tuple(slices), copies=pages, sources=sources)
+        return StepPlan(tuple(slices), copies=pages, sources=sources, num_decodes=num_decodes)
 
     def _copy_last_page(self, fork: Sequence) -> None:
         """Of the prompt's last page only the last token is computed again, because its logits give the first token of the answer. If its source has
@@ -144,37 +144,54 @@ class RunningSet:
     def _pages_to_run(self, retracted: Sequence) -> int:
         return max(0, self._limits.growth_pages(retracted) - self._book.num_held(retracted))
 
-    def _slices(self) -> list[Slice]:
-        """Decode rows first, then chunks of prompts, oldest first, within what the step has left for them. Grows page tables and may retract.
+    def _slices(self) -> tuple[list[Slice], int]:
+        """Decode rows first, then chunks of prompts, oldest first, within what the step has left for them; and how many decode rows there are. Grows
+        page tables and may retract.
 
         Empty while pages are short and launched steps are unread: what they draw decides who pays."""
-        longest = self._limits.max_model_len
-        going = [each for each in self._running if not each.num_pending or (each.runs_ahead and each.max_tokens_left(longest) > 0)]
-        if not self._grow(going):
-            return []
-        decoding: list[Sequence] = []
+        going, short = self._going()
+        if short and not self._grow(going, short):
+            return [], 0
+        slices: list[Slice] = []
         prompts: list[tuple[Sequence, int]] = []
         for sequence in going:
             missing = len(sequence.tokens) + sequence.num_pending - sequence.num_computed
             if missing == 1:
-                decoding.append(sequence)
+                slices.append(sequence.next_token())
             elif missing > 1:
                 prompts.append((sequence, missing))
-        slices = [sequence.next_token() for sequence in decoding[: self._limits.max_running]]
-        budget = self._limits.prompt_budget(len(slices))
+        del slices[self._limits.max_running :]
+        num_decodes = len(slices)
+        budget = self._limits.prompt_budget(num_decodes)
         for sequence, missing in prompts:
             if budget:
                 count = min(missing, budget)
                 budget -= count
                 slices.append(sequence.slice(count, samples=count == missing))
-        return slices
+        return slices, num_decodes
+
+    def _going(self) -> tuple[list[Sequence], deque[Sequence]]:
+        """Sequences that the next step may compute: those whose tokens are all read, and those that run ahead and are not about to end. And those of
+        them that lack pages for their tokens."""
+        longest, size = self._limits.max_model_len, self._limits.page_size
+        going: list[Sequence] = []
+        short: deque[Sequence] = deque()
+        for sequence in self._running:
+            length = len(sequence.tokens) + sequence.num_pending
+            if sequence.num_pending and not (sequence.runs_ahead and length < sequence.last_length and length < longest):
+                continue
+            going.append(sequence)
+            if length > sequence.pages.num_pages * size:
+                short.append(sequence)
+        return going, short
 
     def advance(self, plan: StepPlan) -> None:
         """It is being launched."""
         self._num_launched += 1
         for source in plan.sources:
             source.num_in_flight += 1
-        for piece in plan.slices:
+        launch_decodes(plan.slices[: plan.num_decodes])
+        for piece in plan.slices[plan.num_decodes :]:
             piece.sequence.launch(piece.count, piece.samples)
 
     def resolve(self, plan: StepPlan, drawn: List[int | None], logprobs: Mapping[int, Logprobs] = NO_LOGPROBS) -> list[EngineEvent]:
@@ -191,7 +208,8 @@ class RunningSet:
             sequence.land(piece.samples)
             if not piece.samples:
                 continue
-            if (not leaving or sequence not in leaving) and not self._take(piece, drawn[place], logprobs.get(place), events):
+            told = logprobs.get(place) if logprobs else None
+            if (not leaving or sequence not in leaving) and not self._take(piece, drawn[place], told, events):
                 over.add(sequence.room)
             place += 1
         if over:
@@ -218,7 +236,7 @@ class RunningSet:
         if piece.start < sequence.num_prompt:
             self._book.keep(sequence, sequence.num_sure)
         sequence.tokens.append(token)
-        events.append(Token(sequence.room, sequence.num_answered - 1, token, logprobs))
+        events.append(Token(sequence.room, len(sequence.tokens) - sequence.num_prompt - 1, token, logprobs))
         reason = sequence.finish_reason(self._limits.max_model_len)
         if reason is None:
             return True
@@ -262,12 +280,10 @@ class RunningSet:
     def _ticket(self, sequence: Sequence) -> int:
         return self._tickets[sequence.room]
 
-    def _grow(self, going: list[Sequence]) -> bool:
-        """Every sequence of `going` gets pages for all of its tokens, oldest first; the youngest pays when there are none.
+    def _grow(self, going: list[Sequence], short: deque[Sequence]) -> bool:
+        """Those of `going` that are `short` get pages for all of their tokens, oldest first; the youngest of all pays when there are none.
 
         False: pages are short, but who pays is known only when the launched steps are read."""
-        size = self._limits.page_size
-        short = deque(each for each in going if len(each.tokens) + each.num_pending > each.pages.num_pages * size)
         while short:
             sequence = short[0]
             missing = self._limits.pages_for(sequence.length) - sequence.pages.num_pages

@@ -32,8 +32,8 @@ class Sequence:
     So a decode step, a prompt's chunk and the recompute after a retraction are the same thing with other numbers.
 
     Of the request, which does not change meanwhile, and looked up once because every step asks: room, num_prompt, last_length (tokens with which
-    the answer is as long as was asked for), runs_ahead (the token behind one that is not read yet may be computed: what a grammar allows there
-    depends on that one).
+    the answer is as long as was asked for), stops (tokens that end it), runs_ahead (the token behind one that is not read yet may be computed: what a
+    grammar allows there depends on that one).
     """
 
     request: Request
@@ -52,6 +52,7 @@ class Sequence:
     room: int = field(init=False)
     num_prompt: int = field(init=False)
     last_length: int = field(init=False)
+    stops: frozenset[int] = field(init=False)
     runs_ahead: bool = field(init=False)
 
     def __post_init__(self) -> None:
@@ -59,6 +60,7 @@ class Sequence:
         self.room = self.request.room
         self.num_prompt = len(self.request.prompt)
         self.last_length = self.num_prompt + sampling.max_tokens
+        self.stops = sampling.stop_token_ids
         self.runs_ahead = sampling.grammar is None
 
     @property
@@ -108,9 +110,8 @@ class Sequence:
 
     def finish_reason(self, max_model_len: int) -> FinishReason | None:
         """Whether the answer ends with the token that was appended last."""
-        sampling = self.request.sampling
         length = len(self.tokens)
-        if self.tokens[-1] in sampling.stop_token_ids and length - self.num_prompt >= sampling.min_tokens:
+        if self.tokens[-1] in self.stops and length - self.num_prompt >= self.request.sampling.min_tokens:
             return FinishReason.STOP
         if length >= self.last_length or length >= max_model_len:
             return FinishReason.LENGTH
@@ -135,18 +136,29 @@ class Slice:
 class StepPlan:
     """exports: (room, first page, number of pages) that are complete once this step has written its keys and values. resident: those that are
     complete already, of rooms that this step begins with. copies: (from, to), pages that are copied before anything else of the step. sources: whose
-    pages those are that it reads."""
+    pages those are that it reads. num_decodes: so many leading slices are each the last token of a sequence, and draw the next one."""
 
     slices: tuple[Slice, ...] = ()
     exports: tuple[tuple[int, int, int], ...] = ()
     resident: tuple[tuple[int, int, int], ...] = ()
     copies: tuple[tuple[int, int], ...] = ()
     sources: tuple[Sequence, ...] = ()
+    num_decodes: int = 0
 
     @property
     def decodes_only(self) -> bool:
         """Whether no row is of a chunk of a prompt: those are behind the decode rows."""
-        return bool(self.slices) and self.slices[-1].count == 1 and self.slices[-1].samples
+        return self.num_decodes == len(self.slices) > 0
+
+
+def launch_decodes(pieces: Iterable[Slice]) -> None:
+    """`launch` of many sequences whose last tokens are being computed: in one loop, because every step has as many as it has rows. No token of a
+    prompt is among them that has a successor to be scored."""
+    for piece in pieces:
+        sequence = piece.sequence
+        sequence.num_computed += 1
+        sequence.num_pending += 1
+        sequence.num_in_flight += 1
 
 
 @dataclass(frozen=True, slots=True)
