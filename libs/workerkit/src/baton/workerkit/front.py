@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import TypeVar
@@ -286,13 +286,14 @@ class WorkerFront:
     def _on_batch(self, batch: Batch) -> None:
         if self._reply is not None:
             self._reply.batch()
-        tokens: dict[GatewaySession, list[Token]] = {}
+        tokens: defaultdict[GatewaySession, list[Token]] = defaultdict(list)
+        find = self._rooms.get
         for event in batch.events:
-            entry = self._rooms.get(event.room)
+            entry = find(event.room)
             if entry is None:
                 self.counters["event_of_ended_room"] += 1
-            elif isinstance(event, Token):
-                tokens.setdefault(entry.owner, []).append(event)
+            elif type(event) is Token:
+                tokens[entry.owner].append(event)
             elif isinstance(event, PromptLogprobs):
                 entry.owner.prompt_logprobs(event)
             else:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
@@ -140,12 +141,11 @@ class RoomTable(Generic[Owner]):
         self._open: dict[int, OpenRoom[Owner]] = {}
         self._ended: OrderedDict[int, None] = OrderedDict()
         self._num_tombstones = num_tombstones
+        #: The open room of that number, or None. The dictionary's own: it is asked for every token.
+        self.get: Callable[[int], OpenRoom[Owner] | None] = self._open.get
 
     def __len__(self) -> int:
         return len(self._open)
-
-    def get(self, room: int) -> OpenRoom[Owner] | None:
-        return self._open.get(room)
 
     def was_used(self, room: int) -> bool:
         return room in self._open or room in self._ended
