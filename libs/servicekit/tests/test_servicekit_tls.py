@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import base64
 import datetime
 import ssl
 from pathlib import Path
@@ -114,6 +115,25 @@ async def test_files_that_cannot_be_used_leave_the_old_ones_in_force(tmp_path: P
     with pytest.raises(TlsError, match=why):  # at a start there is nothing to fall back to
         TlsFiles(settings)
     await server.stop()
+
+
+@pytest.mark.parametrize("name", ["cert.pem", "key.pem", "ca.pem"])
+def test_whatever_is_damaged_in_a_file_is_said_of_the_file(tmp_path: Path, authorities, name: str) -> None:
+    """A byte that is not what it was: a key of no kind that there is, a point on no curve, a version that X.509 has not. Anything but a TlsError
+    would end the service that reads it again."""
+    ca, _ = authorities
+    folder = Folder(tmp_path, ca, ca)
+    settings, problems = folder.settings, set()
+    first, *lines, last = (tmp_path / name).read_text().strip().split("\n")
+    sound = base64.b64decode("".join(lines))
+    for place in range(0, len(sound), 3):
+        damaged = sound[:place] + bytes((sound[place] ^ 0x15,)) + sound[place + 1 :]
+        (tmp_path / name).write_text("\n".join([first, base64.encodebytes(damaged).decode().strip(), last, ""]))
+        try:
+            TlsFiles(settings)
+        except TlsError as error:
+            problems.add(str(error))
+    assert problems
 
 
 async def test_a_certificate_that_comes_before_its_key_waits_for_it(tmp_path: Path, authorities) -> None:

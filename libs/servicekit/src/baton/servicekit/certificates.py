@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
+import contextlib
 import datetime
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from cryptography import x509
+from cryptography.exceptions import UnsupportedAlgorithm
 from cryptography.hazmat.primitives import serialization
+from cryptography.hazmat.primitives.asymmetric.types import CertificatePublicKeyTypes, PublicKeyTypes
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 
 from baton.servicekit.errors import TlsError
 from baton.servicekit.groups import TlsSettings
+
+#: What the library raises for what it cannot read: of a certificate, much of it only when that part is looked at.
+_UNREADABLE = (ValueError, TypeError, UnsupportedAlgorithm, x509.InvalidVersion)
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,22 +32,29 @@ class Material:
 
 
 def read_material(tls: TlsSettings, now: datetime.datetime | None = None) -> Material:
-    """Raises TlsError for a file that is missing or no PEM, a certificate out of its time, and a key that is not the certificate's."""
+    """Raises TlsError for a file that is missing, no PEM or damaged, a certificate out of its time, and a key that is not the certificate's."""
     now = now or datetime.datetime.now(datetime.UTC)
     roots = None
     if tls.ca_file is not None:
         roots = _read("--tls-ca-file", tls.ca_file)
-        _check_roots(roots, tls.ca_file, now)
+        with _reading("--tls-ca-file", tls.ca_file, "certificate"):
+            _check_roots(roots, tls.ca_file, now)
     if tls.cert_file is None or tls.key_file is None:
         return Material(roots=roots)
     key, chain = _read("--tls-key-file", tls.key_file), _read("--tls-cert-file", tls.cert_file)
-    certificates = _parse("--tls-cert-file", tls.cert_file, chain)
-    for certificate in certificates:
-        problem = _out_of_time(certificate, now)
-        if problem:
-            raise TlsError(f"--tls-cert-file={str(tls.cert_file)!r}: the certificate of {_name(certificate)} {problem}")
-    _check_pair(certificates[0], key, tls)
-    return Material(chain, key, roots, min(certificate.not_valid_after_utc for certificate in certificates))
+    with _reading("--tls-cert-file", tls.cert_file, "certificate"):
+        certificates = x509.load_pem_x509_certificates(chain)
+        for certificate in certificates:
+            problem = _out_of_time(certificate, now)
+            if problem:
+                raise TlsError(f"--tls-cert-file={str(tls.cert_file)!r}: the certificate of {_name(certificate)} {problem}")
+        certified = _public_bytes(certificates[0].public_key())
+        expires = min(certificate.not_valid_after_utc for certificate in certificates)
+    with _reading("--tls-key-file", tls.key_file, "private key without a password"):
+        own = _public_bytes(serialization.load_pem_private_key(key, password=None).public_key())
+    if own != certified:
+        raise TlsError(f"--tls-key-file={str(tls.key_file)!r} is not the key of the certificate in --tls-cert-file={str(tls.cert_file)!r}")
+    return Material(chain, key, roots, expires)
 
 
 def _read(flag: str, path: Path) -> bytes:
@@ -50,29 +64,25 @@ def _read(flag: str, path: Path) -> bytes:
         raise TlsError(f"{flag}={str(path)!r}: {error.strerror or error}") from error
 
 
-def _parse(flag: str, path: Path, pem: bytes) -> list[x509.Certificate]:
+@contextlib.contextmanager
+def _reading(flag: str, path: Path, what: str) -> Iterator[None]:
+    """Whatever is wrong with the file is said of the file: a service that reads it again keeps what it has."""
     try:
-        return x509.load_pem_x509_certificates(pem)
-    except ValueError as error:
-        raise TlsError(f"{flag}={str(path)!r} holds no PEM certificate that can be read") from error
+        yield
+    except _UNREADABLE as error:
+        raise TlsError(f"{flag}={str(path)!r} holds no PEM {what} that can be read") from error
 
 
 def _check_roots(pem: bytes, path: Path, now: datetime.datetime) -> None:
     """A bundle may carry some that are out of time; not only such."""
-    found = _parse("--tls-ca-file", path, pem)
+    found = x509.load_pem_x509_certificates(pem)
     problems = [_out_of_time(certificate, now) for certificate in found]
     if all(problems):
         raise TlsError(f"--tls-ca-file={str(path)!r}: the certificate of {_name(found[0])} {problems[0]}")
 
 
-def _check_pair(certificate: x509.Certificate, key: bytes, tls: TlsSettings) -> None:
-    try:
-        private = serialization.load_pem_private_key(key, password=None)
-    except (ValueError, TypeError) as error:
-        raise TlsError(f"--tls-key-file={str(tls.key_file)!r} holds no PEM private key without a password") from error
-    public = [part.public_bytes(Encoding.DER, PublicFormat.SubjectPublicKeyInfo) for part in (private.public_key(), certificate.public_key())]
-    if public[0] != public[1]:
-        raise TlsError(f"--tls-key-file={str(tls.key_file)!r} is not the key of the certificate in --tls-cert-file={str(tls.cert_file)!r}")
+def _public_bytes(key: CertificatePublicKeyTypes | PublicKeyTypes) -> bytes:
+    return key.public_bytes(Encoding.DER, PublicFormat.SubjectPublicKeyInfo)
 
 
 def _out_of_time(certificate: x509.Certificate, now: datetime.datetime) -> str:
