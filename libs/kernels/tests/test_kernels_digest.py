@@ -37,14 +37,19 @@ def mix(word):
     return word ^ (word >> 31)
 
 
-def mixed_sum(words):
-    return mix((sum(mix(word ^ ((place + 1) * STEP & MASK)) for place, word in enumerate(words)) + 8 * len(words)) & MASK)
+def page_in_python(words):
+    total = 0
+    for place, word in enumerate(words):
+        salted = word ^ ((place + 1) * STEP & MASK)
+        total += word + (salted % (1 << 32)) * (salted >> 32)
+    return mix((total + 8 * len(words)) & MASK)
 
 
 def digest_in_python(pool, *pages):
     """Of the digests of the pages, plane by plane."""
     each = [bytes(plane[page].flatten().tolist()) for plane in pool.cpu() for page in pages]
-    return mixed_sum([mixed_sum([int.from_bytes(data[at : at + 8], "little") for at in range(0, len(data), 8)]) for data in each])
+    digests = [page_in_python([int.from_bytes(data[at : at + 8], "little") for at in range(0, len(data), 8)]) for data in each]
+    return mix((sum(mix(word ^ ((place + 1) * STEP & MASK)) for place, word in enumerate(digests)) + 8 * len(digests)) & MASK)
 
 
 @pytest.mark.parametrize(("tokens", "width"), [(1, 8), (3, 24), (4, 4096)])

@@ -115,7 +115,7 @@ def test_publications_that_await_their_request_are_told_and_the_first_one_is_kno
 
 def test_a_digest_of_another_kind_is_declined_before_a_byte_is_written(prefill) -> None:
     decode = prefill.decode()
-    decode.link.page_hash = "mix64-pages"
+    decode.link.page_hash = "nh64-pages"
     prefill.expect(7)
     prefill.exporter.published(decode.publish(7, digest=True))
     over = prefill.until_over(7)

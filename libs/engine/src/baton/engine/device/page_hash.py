@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import NamedTuple
@@ -18,11 +19,13 @@ from baton.engine.pool import KVPool
 from baton.engine.types import Extent
 from baton.kernels import page_digest, whole_digest
 
+_threads = threading.local()
+
 
 class DevicePageHash:
     """64 bits over a prompt's pages, on streams of its own: they wait for those, not for the engine's steps."""
 
-    name = "mix64-pages"
+    name = "nh64-pages"
 
     def __init__(self, pool: KVPool) -> None:
         layout = pool.layout
@@ -110,9 +113,7 @@ class DevicePagesDigest:
         if self._stream is None:
             yield
             return
-        if torch.cuda.current_device() != self._stream.device_index:
-            # For good: to go back to a GPU that this process has no other use for would cost its memory there.
-            torch.cuda.set_device(self._stream.device_index)
+        _enter(self._stream)
         with torch.cuda.stream(self._stream):
             yield
 
@@ -139,6 +140,16 @@ class DevicePagesDigest:
         if self._answered is not None:
             self._answered.record(self._stream)
         self._is_asked = True
+
+
+def _enter(stream: torch.cuda.Stream) -> None:
+    """Makes the stream's GPU this thread's, for good: to go back to one that this process has no other use for would cost its memory there."""
+    if torch.cuda.current_device() != stream.device_index:
+        torch.cuda.set_device(stream.device_index)
+    if not getattr(_threads, "has_context", False):
+        # Any call of CUDA's runtime gives a new thread its context. A kernel's launch is the driver's, and finds none.
+        stream.query()
+        _threads.has_context = True
 
 
 class _Buffers(NamedTuple):
