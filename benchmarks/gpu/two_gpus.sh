@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Everything that two GPUs of one host have to say, correctness first: each figure beside its floor, its peer and its target.
 #   benchmarks/gpu/two_gpus.sh OUT [PART...]
-# Parts: kernels-correct engine-correct transfer transfer-back handoff landing unequal-ranks tensor-parallel injections decide. All of them without any named.
+# Parts: kernels-correct engine-correct transfer transfer-back transfer-digest handoff landing unequal-ranks tensor-parallel injections decide. All of them without any named.
 # Needs what all.sh needs. The last two take about two minutes each, the others less than eight together. Exits with the number of parts that failed or missed a target.
 set -uo pipefail
 out=$(mkdir -p "$1" && cd "$1" && pwd)
@@ -16,6 +16,7 @@ part engine-correct 240 env BATON_ENGINE_DEVICE=cuda:1 "${pytest[@]}" libs/engin
     libs/engine/tests/test_engine_forks.py libs/engine/tests/test_engine_prompt_logprobs.py
 part transfer 120 python3 -m baton.kvtransfer.bench.gpu --sender-device 0 --receiver-device 1 --repeats 5
 part transfer-back 60 python3 -m baton.kvtransfer.bench.gpu --sender-device 1 --receiver-device 0 --repeats 3 --nixl-threads
+part transfer-digest 90 python3 benchmarks/gpu/transfer_digest.py --sender-device 0 --receiver-device 1 --json "$out/transfer-digest.json"
 part handoff 120 python3 benchmarks/gpu/handoff.py --model $model --device cuda:0 --decode-device cuda:1 --digest all --json "$out/handoff.json"
 part landing 90 python3 benchmarks/gpu/landing.py --model $model --digest all --json "$out/landing.json"
 part unequal-ranks 120 env DECODE_TEST_DEVICE=cuda:0 "${pytest[@]}" -o asyncio_mode=auto services/decode/tests/test_decode_tensor_parallel.py \
