@@ -40,14 +40,14 @@ def batch_sizes(max_running: int) -> list[int]:
 
 
 class DeviceFlight:
-    """tokens: on the host once `event` has fired (None: already); `order`: where each slice's token is. scored: (place among the tokens, how many of
-    the most probable) and all their scores, on the host as well. prompts: whose own tokens were scored. gap: when the decode step before ended, and
-    when this one began."""
+    """tokens: on the host once `event` has fired (None: already); `order`: where each slice's token is (None: they are in the slices' order).
+    scored: (place among the tokens, how many of the most probable) and all their scores, on the host as well. prompts: whose own tokens were scored.
+    gap: when the decode step before ended, and when this one began."""
 
     def __init__(
         self,
         tokens: Tensor | None,
-        order: list[int],
+        order: list[int] | None,
         event: torch.cuda.Event | None,
         asked: list[tuple[int, int]],
         scores: Tensor | None,
@@ -77,14 +77,16 @@ class DeviceFlight:
     def drawn(self) -> list[int | None]:
         if self._tokens is None:
             return []
-        values = self._tokens.tolist()
-        return [None if values[place] < 0 else values[place] for place in self._order]
+        values: list[int] = self._tokens.tolist()
+        if self._order is not None:
+            values = [values[place] for place in self._order]
+        return values if min(values, default=0) >= 0 else [None if token < 0 else token for token in values]  # type: ignore[return-value]
 
     def logprobs(self) -> dict[int, Logprobs]:
         if self._scores is None:
             return {}
         known = {place: told(row, num_top) for (place, num_top), row in zip(self._asked, self._scores.tolist(), strict=True)}
-        return {index: known[place] for index, place in enumerate(self._order) if place in known}
+        return known if self._order is None else {index: known[place] for index, place in enumerate(self._order) if place in known}
 
     def scored(self) -> list[tuple[Slice, list[Logprobs]]]:
         return [] if self._prompts is None or self._prompt_scores is None else self._prompts.told(self._prompt_scores)
@@ -153,7 +155,7 @@ class DeviceRunner:
             self._gap = None
             slices = plan.slices
             if plan.decodes_only and self._seats is not None:
-                return self._fetch([self._step(slices)], list(range(len(slices))), None, [])
+                return self._fetch([self._step(slices)], None, None, [])
             singles = [piece for piece in slices if piece.count == 1 and piece.samples] if self._seats is not None else []
             parts = [self._step(singles)] if singles else []
             if len(singles) == len(slices):
@@ -210,7 +212,7 @@ class DeviceRunner:
             self._seats.set_tokens([piece.sequence for piece in whole], drawn.tokens)
         return [drawn]
 
-    def _fetch(self, parts: list[Part], order: list[int], prompts: Scored | None, of_prompts: list[Tensor]) -> DeviceFlight:
+    def _fetch(self, parts: list[Part], order: list[int] | None, prompts: Scored | None, of_prompts: list[Tensor]) -> DeviceFlight:
         asked: list[tuple[int, int]] = []
         before = 0
         for each in parts:

@@ -8,7 +8,7 @@ from collections.abc import Sequence as List
 
 from baton.engine.page_book import PageBook
 from baton.engine.scheduling.failures import grammar_fault, not_finite
-from baton.engine.scheduling.sequence import NO_LOGPROBS, Limits, Sequence, Slice, StepPlan, launch_decodes, told_of_prompts
+from baton.engine.scheduling.sequence import NO_LOGPROBS, Limits, Sequence, Slice, StepPlan, land, launch_decodes, told_of_prompts
 from baton.engine.types import EngineEvent, Failed, Failure, Finished, Logprobs, Role, Token
 
 
@@ -121,6 +121,8 @@ class RunningSet:
     def plan(self) -> StepPlan:
         """What `resume` let in copies its page in this step or not at all: later the page may be another's."""
         slices, num_decodes = self._slices()
+        if not self._copies:
+            return StepPlan(tuple(slices), num_decodes=num_decodes)
         pending, self._copies = self._copies, {}
         copies = {sequence: copy for sequence, copy in pending.items() if slices and sequence.pages.num_pages}
         for sequence in pending.keys() - copies.keys():
@@ -203,14 +205,13 @@ class RunningSet:
         events: list[EngineEvent] = []
         leaving, place = self._leaving, 0
         over: set[int] = set()
+        land(plan.slices)
         for piece in plan.slices:
-            sequence = piece.sequence
-            sequence.land(piece.samples)
             if not piece.samples:
                 continue
             told = logprobs.get(place) if logprobs else None
-            if (not leaving or sequence not in leaving) and not self._take(piece, drawn[place], told, events):
-                over.add(sequence.room)
+            if (not leaving or piece.sequence not in leaving) and not self._take(piece, drawn[place], told, events):
+                over.add(piece.sequence.room)
             place += 1
         if over:
             self._drop(over)
@@ -232,11 +233,12 @@ class RunningSet:
         if token is None:
             events.append(Failed(sequence.room, self._fault(sequence)))
             return False
-        sequence.num_sure = piece.start + piece.count
-        if piece.start < sequence.num_prompt:
+        start, num_prompt, tokens = piece.start, sequence.num_prompt, sequence.tokens
+        sequence.num_sure = start + piece.count
+        if start < num_prompt:
             self._book.keep(sequence, sequence.num_sure)
-        sequence.tokens.append(token)
-        events.append(Token(sequence.room, len(sequence.tokens) - sequence.num_prompt - 1, token, logprobs))
+        events.append(Token(sequence.room, len(tokens) - num_prompt, token, logprobs))
+        tokens.append(token)
         reason = sequence.finish_reason(self._limits.max_model_len)
         if reason is None:
             return True

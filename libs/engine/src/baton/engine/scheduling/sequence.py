@@ -161,6 +161,14 @@ def launch_decodes(pieces: Iterable[Slice]) -> None:
         sequence.num_in_flight += 1
 
 
+def land(pieces: Iterable[Slice]) -> None:
+    """`land` of each one's sequence, in one loop for the same reason."""
+    for piece in pieces:
+        sequence = piece.sequence
+        sequence.num_pending -= piece.samples
+        sequence.num_in_flight -= 1
+
+
 @dataclass(frozen=True, slots=True)
 class Limits:
     """The part of the configuration that policy needs. max_model_len: prompt + answer, in tokens.
