@@ -110,13 +110,17 @@ def parts_of(num_layers: int) -> tuple[range, ...]:
     return range(first), range(first, second), range(second, num_layers)
 
 
-def open_pool(place: Place, agent: Any) -> tuple[KVPool, Region]:
-    if place.device == "cpu":
-        region = agent.allocate(place.layout.pool_bytes)
-        return KVPool(place.layout, torch.bfloat16, region.buffer), region
-    torch.cuda.set_device(place.device)
-    pool = KVPool(place.layout, torch.bfloat16, device=place.device)
-    return pool, agent.register(pool.address, place.layout.pool_bytes)
+def open_side(place: Place, instance_id: str) -> tuple[Any, KVPool, Region]:
+    """An agent, a pool, and the pool as that agent knows it. The GPU's context comes before its agent, as in the services."""
+    pool = None
+    if place.device != "cpu":
+        torch.cuda.set_device(place.device)
+        pool = KVPool(place.layout, torch.bfloat16, device=place.device)
+    agent: Any = open_agent(AgentConfig(instance_id=instance_id, transport="shm", device=place.agent_device))
+    if pool is not None:
+        return agent, pool, agent.register(pool.address, place.layout.pool_bytes)
+    region = agent.allocate(place.layout.pool_bytes)
+    return agent, KVPool(place.layout, torch.bfloat16, region.buffer), region
 
 
 class Receiver:
@@ -124,8 +128,7 @@ class Receiver:
 
     def __init__(self, place: Place, pipe: Connection) -> None:
         self._place, self._pipe = place, pipe
-        self._agent = open_agent(AgentConfig(instance_id="receiver", transport="shm", device=place.agent_device))
-        self._pool, region = open_pool(place, self._agent)
+        self._agent, self._pool, region = open_side(place, "receiver")
         self._hash = DevicePageHash(self._pool)
         self._inbox = self._agent.open_inbox("sender", region, 8)
         self._agent.on_doorbell(self._rung)
@@ -194,8 +197,7 @@ class Sender:
         self._process.start()
         theirs.close()
         self._layout = here.layout
-        self._agent = open_agent(AgentConfig(instance_id="sender", transport="shm", device=here.agent_device))
-        self.pool, region = open_pool(here, self._agent)
+        self._agent, self.pool, region = open_side(here, "sender")
         self.pool.planes.view(torch.int16).random_()
         if here.device != "cpu":
             torch.cuda.synchronize()

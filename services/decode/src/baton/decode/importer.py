@@ -166,6 +166,8 @@ class Importer:
         """On the notifier's thread, without the lock: the device reads while the digests' thread wakes up to wait for it."""
         try:
             landing.begin_digests(self._layout)
+        except CancelledError:
+            return  # the room is over, and its digests were never opened
         except Exception as error:
             self._digest_failed(landing, error)
         else:
