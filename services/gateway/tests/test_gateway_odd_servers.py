@@ -60,6 +60,18 @@ async def test_a_server_that_cannot_be_read_is_a_problem_and_not_the_gateways_en
         assert (await stack.reply()).text == "the answer is forty two"
 
 
+@pytest.mark.parametrize("instance_id", ["x" * 100_000, "two\nlines", "-"])
+async def test_a_server_of_an_impossible_name_is_not_used(stack_of: StackOf, instance_id: str) -> None:
+    """It would stand in every line of the log, and in what clients are told."""
+    stack: Stack = await stack_of(plain=1)
+    (worker,) = stack.workers
+    await worker.kill()
+    stack.workers.append(await worker.successor(instance_id=instance_id).start())
+    await eventually(lambda: any("is no instance id" in text for text in stack.gateway.fleet.problems()))
+    assert max(map(len, stack.gateway.fleet.problems())) < 500
+    assert not stack.gateway.fleet.ready
+
+
 def finishing(reason: int) -> Callable[[ScriptedWorker, worker_pb2.Start], Any]:
     async def script(worker: ScriptedWorker, start: worker_pb2.Start) -> None:
         worker.event(start.room, prefill_started=worker_pb2.PrefillStarted())

@@ -170,6 +170,9 @@ async def test_a_worker_registers_again_with_a_gateway_that_forgot_it(start: Cal
     ("changes", "lease_s", "code", "words"),
     [
         ({"instance_id": ""}, 10, grpc.StatusCode.INVALID_ARGUMENT, "member.instance_id is empty"),
+        ({"instance_id": "x" * 64}, 10, grpc.StatusCode.INVALID_ARGUMENT, "is no instance id"),
+        ({"instance_id": "two\nlines"}, 10, grpc.StatusCode.INVALID_ARGUMENT, "is no instance id"),
+        ({"address": "h" * 100_000 + ":1"}, 10, grpc.StatusCode.INVALID_ARGUMENT, "is not host:port"),
         ({"role": 0}, 10, grpc.StatusCode.INVALID_ARGUMENT, "member.role=0"),
         ({"address": "nowhere"}, 10, grpc.StatusCode.INVALID_ARGUMENT, "member.address='nowhere'"),
         ({}, 1, grpc.StatusCode.INVALID_ARGUMENT, "lease_s=1 is outside [2, 3600]"),
@@ -187,6 +190,27 @@ async def test_half_a_registration_is_refused(
     assert caught.value.code() is code
     assert words in str(caught.value.details())
     assert not stack.gateway.fleet.workers
+
+
+async def test_no_more_register_than_can_be_looked_after(start: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each has a session that is tried again and again: thousands, and the gateway does nothing else."""
+    monkeypatch.setattr(registry, "MAX_REGISTERED", 2)
+    stack, (worker,) = await start("plain")
+    stub = fleet_pb2_grpc.RegistryStub(stack.channel)
+
+    async def register(number: int) -> None:
+        there = member(worker, instance_id=f"plain-{number}", address=worker.address if number == 0 else f"127.0.0.1:{number}")
+        await stub.Register(fleet_pb2.RegisterRequest(member=there, lease_s=30))
+
+    for number in (0, 1, 0, 1):  # again is no more
+        await register(number)
+    with pytest.raises(grpc.aio.AioRpcError, match="2 servers are registered with this gateway, the limit is 2") as caught:
+        await register(2)
+    assert caught.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+    assert len(stack.gateway.fleet.workers) == 2
+    await stub.Deregister(fleet_pb2.DeregisterRequest(instance_id="plain-1"))
+    await register(2)
+    await stack.ready()
 
 
 async def test_without_its_key_nobody_registers_and_the_file_may_change(start: Callable[..., Any], tmp_path: Path) -> None:

@@ -16,6 +16,7 @@ from baton.gateway.breaker import Breaker
 from baton.gateway.errors import NotReadyError, WorkerProtocolError
 from baton.gateway.held_blocks import HeldBlocks
 from baton.gateway.outbox import Outbox
+from baton.wire.member import MemberError, check_instance_id
 from baton.wire.status import code_number
 from baton.wire.v1 import common_pb2, inference_pb2, worker_pb2
 
@@ -250,6 +251,10 @@ class Worker:
             )
         if not info.instance_id:
             raise WorkerProtocolError(f"the {self.leg.value} server at {self.address} has no instance id")
+        try:
+            check_instance_id(info.instance_id, "instance_id")
+        except MemberError as error:
+            raise WorkerProtocolError(f"what the {self.leg.value} server at {self.address} says of itself cannot be used: {error}") from error
         if info.vocab_size < self._min_vocab_size:
             raise WorkerProtocolError(
                 f"{info.instance_id} at {self.address} has a vocabulary of {info.vocab_size} tokens, this gateway's tokenizer has "

@@ -21,6 +21,8 @@ log = get_logger(__name__)
 SERVICE = "baton.v1.Registry"
 KEY_FLAG = "--registration-key-file"
 
+#: Servers that may be registered at a time: each is connected to, and tried again about once a second while it does not answer.
+MAX_REGISTERED = 256
 #: How often leases are looked at.
 TICK_S = 0.25
 
@@ -46,8 +48,12 @@ class Registry(fleet_pb2_grpc.RegistryServicer):
         except MemberError as error:
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
         if member.model != self._model:
-            text = f"{member.instance_id} serves model {member.model!r}, this gateway {self._model!r}: start both with the same --model-name"
+            text = f"{member.instance_id} serves model {member.model[:80]!r}, this gateway {self._model!r}: start both with the same --model-name"
             await context.abort(grpc.StatusCode.FAILED_PRECONDITION, text)
+        if member.instance_id not in self._leases and len(self._leases) >= MAX_REGISTERED:
+            text = f"{len(self._leases)} servers are registered with this gateway, the limit is {MAX_REGISTERED}: let some deregister, or use etcd"
+            log.warning("registration refused", worker=member.instance_id, address=member.address, registered=len(self._leases))
+            await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, text)
         if not self._membership.put(Offer(Source.REGISTERED, member.instance_id, leg_of(member.role), member.address)):
             await context.abort(grpc.StatusCode.FAILED_PRECONDITION, f"{member.instance_id} was removed from this gateway by an operator")
         self._leases.grant(member, request.lease_s, time.monotonic())
