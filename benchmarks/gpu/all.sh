@@ -11,7 +11,7 @@ model=benchmarks/gpu/qwen3-8b
 . benchmarks/gpu/parts.sh
 part kernels-correct 240 env BATON_KERNELS_DEVICE=cuda "${pytest[@]}" libs/kernels
 part engine-correct 300 env BATON_ENGINE_DEVICE=cuda:0 "${pytest[@]}" libs/engine/tests/test_engine_device.py libs/engine/tests/test_engine_chunk_graphs.py \
-    libs/engine/tests/test_engine_penalties.py libs/engine/tests/test_engine_decode_logits.py \
+    libs/engine/tests/test_engine_page_hash.py libs/engine/tests/test_engine_penalties.py libs/engine/tests/test_engine_decode_logits.py \
     libs/engine/tests/test_engine_forks.py libs/engine/tests/test_engine_prompt_logprobs.py
 part engine 120 python3 benchmarks/gpu/engine.py --model $model --json "$out/engine.json"
 part engine-unchained 120 python3 benchmarks/gpu/engine.py --model $model --unchained --json "$out/engine-unchained.json"

@@ -12,7 +12,7 @@ model=benchmarks/gpu/qwen3-8b
 . benchmarks/gpu/parts.sh
 part kernels-correct 120 env CUDA_VISIBLE_DEVICES=1 BATON_KERNELS_DEVICE=cuda "${pytest[@]}" libs/kernels
 part engine-correct 240 env BATON_ENGINE_DEVICE=cuda:1 "${pytest[@]}" libs/engine/tests/test_engine_device.py libs/engine/tests/test_engine_chunk_graphs.py \
-    libs/engine/tests/test_engine_penalties.py libs/engine/tests/test_engine_decode_logits.py \
+    libs/engine/tests/test_engine_page_hash.py libs/engine/tests/test_engine_penalties.py libs/engine/tests/test_engine_decode_logits.py \
     libs/engine/tests/test_engine_forks.py libs/engine/tests/test_engine_prompt_logprobs.py
 part transfer 120 python3 -m baton.kvtransfer.bench.gpu --sender-device 0 --receiver-device 1 --repeats 5
 part transfer-back 60 python3 -m baton.kvtransfer.bench.gpu --sender-device 1 --receiver-device 0 --repeats 3 --nixl-threads

@@ -1,6 +1,9 @@
-"""The digest of pages where the device has them (here: its plain twin)."""
+"""The digest of pages where the device has them: its plain twin, and where BATON_ENGINE_DEVICE names a GPU that beside it."""
 
 from __future__ import annotations
+
+import os
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -12,6 +15,8 @@ from baton.engine.types import Extent
 
 SMALL = KVLayout(num_layers=3, num_kv_heads=2, head_dim=8, page_size=4, num_pages=16, itemsize=2)
 LARGE = KVLayout(num_layers=3, num_kv_heads=2, head_dim=8, page_size=4, num_pages=40, itemsize=2)
+
+DEVICE = torch.device(os.environ.get("BATON_ENGINE_DEVICE", "cpu"))
 
 
 @pytest.fixture(autouse=True)
@@ -111,3 +116,28 @@ def test_a_digest_is_ready_once_every_page_was_read_ahead_and_until_one_comes_ag
 )
 def test_what_is_left_is_read_in_blocks(wanted, found):
     assert blocks(np.array([[cell == "1" for cell in row] for row in wanted])) == found
+
+
+@pytest.mark.skipif(DEVICE.type != "cuda", reason="BATON_ENGINE_DEVICE names no GPU")
+@pytest.mark.parametrize("heads", [None, (1, 1)])
+def test_a_gpu_reads_pages_when_they_are_complete_for_whichever_thread_asks(heads):
+    host, pool, extents = filled(LARGE, 4), KVPool(LARGE, torch.bfloat16, device=DEVICE), [Extent(30, 1), Extent(2, 2)]
+    planes, stream = host.planes.to(DEVICE), torch.cuda.Stream(DEVICE)
+    pool.planes.zero_()
+    torch.cuda.synchronize(DEVICE)
+    digest = DevicePageHash(pool).open(extents, 0, 3, heads)
+    digest.prepare()
+    with torch.cuda.stream(stream):
+        torch.cuda._sleep(100_000_000)  # some 50 ms
+        pool.planes.copy_(planes)
+        ready = torch.cuda.Event()
+        ready.record(stream)
+    with ThreadPoolExecutor(1) as threads:  # a new thread has no context yet
+        threads.submit(digest.ahead, range(3), 0, 3, ready).result()
+        assert not digest.is_ready()
+        expected = DevicePageHash(host).of(extents, 0, 3, heads)
+        assert threads.submit(digest.value).result() == expected
+    assert digest.is_ready()
+    assert digest.value() == expected
+    with ThreadPoolExecutor(1) as threads:
+        assert threads.submit(DevicePageHash(pool).of, extents, 0, 3, heads).result() == expected
