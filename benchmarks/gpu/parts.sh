@@ -8,6 +8,8 @@ part() { # name, seconds, command
     shift 2
     [[ -z $wanted || " $wanted " == *" $name "* ]] || return 0
     echo "== $name"
-    timeout "$limit" "$@" > "$out/$name.txt" 2>&1 || { failed=$((failed + 1)); echo "== $name: status $?"; }
+    local status=0
+    timeout "$limit" "$@" > "$out/$name.txt" 2>&1 || status=$?
+    [ "$status" = 0 ] || { failed=$((failed + 1)); echo "== $name: status $status"; }
     tail -n 60 "$out/$name.txt"
 }
