@@ -264,12 +264,17 @@ def recording(make_decode) -> tuple[Decode, RecordingHash]:
 
 def test_a_digest_is_prepared_when_its_room_is_published_and_begun_by_the_doorbell(recording) -> None:
     decode, hash_ = recording
+    waited: list[float] = []
+    decode.importer.on_digest(waited.append)
     decode.publish(7, resident_pages=1)
     decode.importer._checks.submit(int).result(5)
     assert hash_.told == [("open", list(PAGES), 1, 2, None), ("prepare",)]
     decode.write(7, digest=11, has_digest=True)
     decode.until(("Landed", 7))
     assert hash_.told[2:] == [("ahead", range(LAYOUT.num_layers), 0, 2, None), ("value",)]
+    decode.importer._checks.submit(int).result(5)
+    assert len(waited) == 1
+    assert 0 < waited[0] < 5
     assert hash_.threads["prepare"] == hash_.threads["value"] != hash_.threads["ahead"]
 
 

@@ -463,12 +463,15 @@ def test_a_digest_that_is_there_waits_for_no_thread(prefill, read_ahead) -> None
     read_ahead.go_on.set()
     whole_chunk(prefill, "first chunk")
     prefill.exporter._digests.submit(int).result(5)
-    hold = threading.Event()
+    hold, waited = threading.Event(), []
+    prefill.exporter.on_digest(waited.append)
     prefill.exporter._digests.submit(hold.wait, 5)  # another room's digest
     prefill.exporter.finish(7, 42)
     assert isinstance(prefill.until_over(7), SendDone)
     hold.set()
     assert read_ahead.threads == [threading.current_thread()]
+    assert len(waited) == 1
+    assert 0 < waited[0] < 5
     prefill.until(lambda: bool(decode.bells))
     assert decode.bells[0].digest == 1
 

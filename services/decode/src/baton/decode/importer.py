@@ -7,6 +7,7 @@ One lock guards the rooms; nothing under it waits for a peer.
 from __future__ import annotations
 
 import threading
+import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import CancelledError, ThreadPoolExecutor
@@ -49,6 +50,7 @@ class Importer:
         self._rooms = LandingBook(directory, link_wait_s=link_wait_s, revoke_timeout_s=revoke_timeout_s, prepare=self._prepare, check=self._check)
         self._checks = ThreadPoolExecutor(max_workers=1, thread_name_prefix="digest")
         self._to_compare: list[Landing] = []
+        self._on_digest: Callable[[float], None] = lambda waited_s: None
 
     @property
     def counters(self) -> Counter[str]:
@@ -77,6 +79,10 @@ class Importer:
 
     def on_wake(self, wake: Callable[[], None]) -> None:
         self._rooms.wake = wake
+
+    def on_digest(self, tell: Callable[[float], None]) -> None:
+        """`tell` gets the seconds from a room's last doorbell until its digest was compared, on the digests' thread."""
+        self._on_digest = tell
 
     def quarantined_pages(self) -> int:
         with self._lock:
@@ -158,6 +164,7 @@ class Importer:
     def _check(self, landing: Landing) -> None:
         """Under the lock. Compares what landed with what was asked for; with digests, without the lock."""
         if landing.digest:
+            landing.rung_s = time.monotonic()
             self._to_compare.append(landing)
         else:
             self._rooms.checked(landing, landing.problem())
@@ -184,6 +191,7 @@ class Importer:
             return
         with self._lock:
             self._rooms.checked(landing, problem)
+        self._on_digest(time.monotonic() - landing.rung_s)
 
     def _digest_failed(self, landing: Landing, error: Exception) -> None:
         log.error("digest failed", room=landing.room, exc_info=error)

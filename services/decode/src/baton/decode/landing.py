@@ -20,8 +20,8 @@ class Landing:
     prefill server (time.monotonic()).
 
     bells: those that rang, each once, with the rank in whose inbox it did. digests: of what each route brings, with the rank that it leads into;
-    begun when the room is published, if digests were asked for. revoke_due: when an unanswered Revoke becomes overdue. failed: the
-    engine was told that it will not land.
+    begun when the room is published, if digests were asked for. rung_s: when the last bell was heard (time.monotonic()). revoke_due: when an
+    unanswered Revoke becomes overdue. failed: the engine was told that it will not land.
     """
 
     reservation: Reservation
@@ -33,6 +33,7 @@ class Landing:
     slots: tuple[int, ...] = ()
     bells: list[tuple[int, Doorbell]] = field(default_factory=list)
     digests: Future[list[tuple[int, PagesDigest]]] | None = None
+    rung_s: float = 0.0
     revoke_due: float | None = None
     failed: bool = False
 

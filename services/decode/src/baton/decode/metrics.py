@@ -31,6 +31,7 @@ def observe_importer(metrics: Metrics, importer: Importer, peers: PeerSet) -> No
     metrics.observe(
         "baton.leases.ignored", lambda: [(count, {"reason": _REASONS.get(what, "out_of_order")}) for what, count in list(leases.ignored.items())]
     )
+    importer.on_digest(metrics.recorder("baton.digest.wait").record)
     metrics.observe_one("baton.doorbells.stale", lambda: counters["doorbell_stale"])
     metrics.observe_one("baton.revokes.overdue", lambda: counters["revoke_overdue"])
     metrics.observe("baton.peers", lambda: _peers(peers))

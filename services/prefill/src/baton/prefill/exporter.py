@@ -54,6 +54,7 @@ class Exporter:
         self._rooms = RoomBook(page_hashes, num_tombstones, layerwise=layerwise, ring=self._ring)
         self._unmatched = Unmatched(max_unmatched, unmatched_timeout_s)
         self._on_unclaimed: Callable[[int, str], None] = lambda room, decode_instance_id: None
+        self._on_digest: Callable[[float], None] = lambda waited_s: None
         self._digests = ThreadPoolExecutor(max_workers=1, thread_name_prefix="digest")
 
     @property
@@ -140,6 +141,10 @@ class Exporter:
     def on_unclaimed(self, tell: Callable[[int, str], None]) -> None:
         """`tell` gets the room and the decode instance of every publication that has to await its request. It must not wait: it is under the lock."""
         self._on_unclaimed = tell
+
+    def on_digest(self, tell: Callable[[float], None]) -> None:
+        """`tell` gets the seconds that a room waited for its digest, before its doorbell was given away. Any thread; it must not wait."""
+        self._on_digest = tell
 
     def reject(self, link: DecodeLink, room: int, generation: int, error: BadPublicationError) -> None:
         """A publication that cannot be written: decode is told; so is the engine, if the room is this decode server's."""
@@ -274,9 +279,9 @@ class Exporter:
         if not send.publication.digest:
             self._rooms.rung(send, send.doorbells())
         elif self._digests_are_ready(send):
-            self._digest_and_ring(send)
+            self._digest_and_ring(send, time.monotonic())
         else:
-            self._digests.submit(self._digest_and_ring, send)
+            self._digests.submit(self._digest_and_ring, send, time.monotonic())
 
     def _digests_are_ready(self, send: RoomSend) -> bool:
         """Under the lock. A device that fails says so here too: then the digests' thread hears it again, and ends the room."""
@@ -303,13 +308,14 @@ class Exporter:
         except Exception as error:
             self._digest_failed(send, error)
 
-    def _digest_and_ring(self, send: RoomSend) -> None:
+    def _digest_and_ring(self, send: RoomSend, since: float) -> None:
         """On the digest's thread, or where it is done with them: the source pages stay pinned until the writes are over, so they can be read without
         the lock."""
         try:
             doorbells = send.doorbells()
             with self._lock:
                 self._rooms.rung(send, doorbells)
+            self._on_digest(time.monotonic() - since)
         except Exception as error:
             self._digest_failed(send, error)
 

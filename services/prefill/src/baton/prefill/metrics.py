@@ -11,4 +11,5 @@ def observe_exporter(metrics: Metrics, exporter: Exporter) -> None:
     counters = exporter.counters
     metrics.observe("baton.publications.declined", lambda: by_cause(counters, "declined/"))
     metrics.observe_one("baton.revokes.received", lambda: counters["revoked"])
+    exporter.on_digest(metrics.recorder("baton.digest.wait").record)
     metrics.observe_one("baton.writes.failed", lambda: counters["write_failed"])

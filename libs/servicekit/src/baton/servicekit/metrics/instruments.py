@@ -252,6 +252,10 @@ _TRANSFER = (
         "baton.landing.exposed", "s", ("decode",), _MOVE_S, "Of a room: last layer computed to its pages taken over by decode; where both servers "
         "share a clock.",
     ),
+    _histogram(
+        "baton.digest.wait", "s", ("prefill", "decode"), _MOVE_S, "Of a room with a digest, what it waited for that: on prefill from its first token "
+        "to its doorbell given to the transfer library, on decode from the doorbell to the comparison's end.",
+    ),
     _counter("baton.publications.declined", "{room}", ("prefill",), "Publications that were not taken, or given up.", cause=CAUSES),
     _counter("baton.revokes.received", "{room}", ("prefill",), "Rooms that decode wanted its pages back of."),
     _counter("baton.writes.failed", "{room}", ("prefill",), "Rooms whose writes the transfer library gave up: their session is fenced."),
