@@ -58,6 +58,12 @@ def landed(page):
     return (pool.reshape(NUM_PAGES, PAGE)[order[page]] == source.reshape(NUM_PAGES, PAGE)[page]).all()
 """
 
+# Their threads would run on while a sanitizer stops all of them to look for leaks.
+CLOSING = """
+for agent in agents:
+    agent.close()
+"""
+
 
 @pytest.fixture(scope="module")
 def driver(tmp_path_factory: pytest.TempPathFactory) -> str:
@@ -71,7 +77,7 @@ def driver(tmp_path_factory: pytest.TempPathFactory) -> str:
 def run(driver: str, code: str) -> str:
     environment = {**os.environ, "LD_LIBRARY_PATH": driver}
     done = subprocess.run(
-        [sys.executable, "-c", PREAMBLE + textwrap.dedent(code)], env=environment, capture_output=True, text=True, timeout=60, check=False
+        [sys.executable, "-c", PREAMBLE + textwrap.dedent(code) + CLOSING], env=environment, capture_output=True, text=True, timeout=60, check=False
     )
     assert done.returncode == 0, done.stderr
     return done.stdout

@@ -140,6 +140,7 @@ class ScriptedWorker(worker_pb2_grpc.WorkerServicer):
         self._server: grpc.aio.Server | None = None
         self._reports: list[asyncio.Queue[worker_pb2.Report]] = []
         self._tasks: set[asyncio.Task[None]] = set()
+        self._asked: dict[int, inference_pb2.SamplingParams] = {}
         self.news = asyncio.Event()
         self._thawed = asyncio.Event()
         self._thawed.set()
@@ -239,6 +240,7 @@ class ScriptedWorker(worker_pb2_grpc.WorkerServicer):
                     self.attached.append(command.attach)
                 case "start":
                     self.starts.append(command.start)
+                    self._asked.setdefault(command.start.room, command.start.sampling)
                     task = asyncio.create_task(self.script(self, command.start))  # type: ignore[arg-type]
                     self._tasks.add(task)
                     task.add_done_callback(self._ended)
@@ -288,7 +290,7 @@ class ScriptedWorker(worker_pb2_grpc.WorkerServicer):
     def tokens(self, room: int, first: int, tokens: Sequence[int]) -> None:
         indexes = range(first, first + len(tokens))
         report = worker_pb2.Report(rooms=[room] * len(tokens), indexes=indexes, tokens=tokens)
-        asked = next((start.sampling for start in self.starts if start.room == room), None)
+        asked = self._asked.get(room)
         if asked is not None and asked.HasField("top_logprobs"):
             for index, token in zip(indexes, tokens, strict=True):
                 report.logprobs.append(worker_pb2.RoomLogprobs(room=room, index=index, logprobs=scripted_logprobs(token, asked.top_logprobs)))
