@@ -248,6 +248,18 @@ def test_of_a_server_without_a_cache_nothing_is_expected() -> None:
     assert router.choose(ways, prompt).reason == "no_prefix"
 
 
+def test_what_is_expected_was_not_told() -> None:
+    """A prompt on its way may come too late for whoever relies on its pages."""
+    ways, router = telling([(0,), (0,)])
+    server, prompt = ways[0].servers[0], list(range(16))
+    told(server, stored=prompt[:4])
+    router.sent([server], prompt)
+    assert (router.held(server, prompt, ""), router.told(server, prompt, "")) == (16, 4)
+    silent = Server("silent")
+    router.sent([silent], prompt)
+    assert router.told(silent, prompt, "") == 0
+
+
 def test_more_than_the_bound_is_not_believed() -> None:
     held = HeldBlocks(max_blocks=3)
     prompt = ids(list(range(40)))

@@ -64,7 +64,7 @@ class Dispatcher:
         decision = self.router.choose(trusted(routes, now) or routes, order.admitted.prompt, order.cache_salt)
         route = decision.route
         order.span.set_attributes({"baton.routing": decision.reason, "baton.prefix_tokens": decision.prefix_tokens})
-        route = self.local.place(route, order.admitted.prompt)
+        route = self.local.place(route, order.admitted.prompt, lambda server: self.router.told(server, order.admitted.prompt, order.cache_salt))
         expected = self.router.sent(route.servers, order.admitted.prompt, order.cache_salt)
         for server in route.servers:
             server.breaker.chosen(now)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from baton.wire.v1 import worker_pb2
 
@@ -54,12 +54,20 @@ class HeldBlocks:
                 del self._expected[block]
 
     def held(self, blocks: Sequence[int]) -> int:
-        """How many leading ones of `blocks` are there."""
-        low, high = 0, len(blocks)
-        while low < high:
-            middle = (low + high + 1) // 2
-            if blocks[middle - 1] in self._told or blocks[middle - 1] in self._expected:
-                low = middle
-            else:
-                high = middle - 1
-        return low
+        """How many leading ones of `blocks` are there, or are to be."""
+        return _leading(blocks, lambda block: block in self._told or block in self._expected)
+
+    def told(self, blocks: Sequence[int]) -> int:
+        """How many leading ones of `blocks` are there, as the server says."""
+        return _leading(blocks, self._told.__contains__)
+
+
+def _leading(blocks: Sequence[int], is_there: Callable[[int], bool]) -> int:
+    low, high = 0, len(blocks)
+    while low < high:
+        middle = (low + high + 1) // 2
+        if is_there(blocks[middle - 1]):
+            low = middle
+        else:
+            high = middle - 1
+    return low

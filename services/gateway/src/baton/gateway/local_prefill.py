@@ -4,7 +4,11 @@ A short prompt costs decode little, and the way through a prefill server costs a
 `max_tokens` tokens that decode does not hold yet goes to decode when decode is predicted to be done with it no later than prefill would be and
 its pages be there:
 
-    (pending on decode + what is not cached there) / decode's speed    <=    (pending on prefill + prompt) / prefill's speed + hand-over
+    (pending on decode + what is not cached there) / decode's speed
+        <=    (pending on prefill + what is not cached there) / prefill's speed + hand-over
+
+What is cached is what servers tell of their prefix caches, which they are asked for under `--routing prefix-aware`; else nothing is taken to be: a
+guess that is wrong would make decode's answers wait for a long prompt.
 
 Speeds and pending tokens are what the servers report. The hand-over is what this gateway measured on its own rooms (from their start until prefill
 knew decode's pages, and from the last layer until decode saw the doorbell). A speed that nobody has measured yet is taken to be the other server's;
@@ -14,7 +18,7 @@ where neither is known the tokens themselves are compared.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from baton.gateway.fleet import Route
@@ -29,10 +33,12 @@ _NEWEST = 0.1
 
 @dataclass(frozen=True, slots=True)
 class Side:
-    """One server's word: tokens of prompts that it has not computed yet, and how many it computes a second (0: not measured)."""
+    """One server's word: tokens of prompts that it has not computed yet, how many it computes a second (0: not measured), and leading tokens of this
+    prompt that it holds."""
 
     pending_tokens: int
     tokens_per_s: float
+    cached_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,17 +51,18 @@ class Verdict:
     prefill_s: float = 0.0
 
 
-def judge(num_tokens: int, num_cached: int, *, max_tokens: int, decode: Side, prefill: Side, hand_over_s: float) -> Verdict:
-    """The rule. num_cached: leading tokens of the prompt that decode holds. max_tokens: 0 is off."""
-    missing = num_tokens - num_cached
-    if missing > max_tokens:
+def judge(num_tokens: int, *, max_tokens: int, decode: Side, prefill: Side, hand_over_s: float) -> Verdict:
+    """The rule. max_tokens: 0 is off."""
+    missing = num_tokens - decode.cached_tokens
+    if missing > max_tokens or not max_tokens:
         return Verdict(False, "too_long" if max_tokens else "off")
+    missing_on_prefill = num_tokens - prefill.cached_tokens
     speed = decode.tokens_per_s or prefill.tokens_per_s
     if not speed:
-        cheaper = decode.pending_tokens + missing <= prefill.pending_tokens + num_tokens
+        cheaper = decode.pending_tokens + missing <= prefill.pending_tokens + missing_on_prefill
         return Verdict(cheaper, "fewer_tokens" if cheaper else "more_tokens")
     decode_s = (decode.pending_tokens + missing) / speed
-    prefill_s = (prefill.pending_tokens + num_tokens) / (prefill.tokens_per_s or speed) + hand_over_s
+    prefill_s = (prefill.pending_tokens + missing_on_prefill) / (prefill.tokens_per_s or speed) + hand_over_s
     cheaper = decode_s <= prefill_s
     return Verdict(cheaper, "cheaper" if cheaper else "dearer", decode_s, prefill_s)
 
@@ -74,17 +81,16 @@ class LocalPrefill:
         #: Reason of a verdict -> how many requests.
         self.decisions: Counter[str] = Counter()
 
-    def place(self, route: Route, prompt: Sequence[int]) -> Route:
-        """`route`, or its decode server alone."""
+    def place(self, route: Route, prompt: Sequence[int], cached_on: Callable[[Worker], int]) -> Route:
+        """`route`, or its decode server alone. cached_on: leading tokens of the prompt that a server says it holds."""
         if not self._max_tokens or not route.is_split:
             return route
         prefill, decode = route.servers
         verdict = judge(
             len(prompt),
-            0,  # what its prefix cache holds is not known here, and a guess that is wrong would make its answers wait
             max_tokens=self._max_tokens,
-            decode=_side(decode),
-            prefill=_side(prefill),
+            decode=_side(decode, cached_on(decode)),
+            prefill=_side(prefill, cached_on(prefill)),
             hand_over_s=self.hand_over_s,
         )
         self.decisions[verdict.reason] += 1
@@ -99,8 +105,8 @@ class LocalPrefill:
         self.hand_over_s = took_s if not self.hand_over_s else self.hand_over_s + _NEWEST * (took_s - self.hand_over_s)
 
 
-def _side(worker: Worker) -> Side:
-    return Side(worker.load.pending_prompt_tokens, worker.load.prompt_tokens_per_s)
+def _side(worker: Worker, cached_tokens: int) -> Side:
+    return Side(worker.load.pending_prompt_tokens, worker.load.prompt_tokens_per_s, cached_tokens)
 
 
 def _alone(decode: Worker) -> Route:

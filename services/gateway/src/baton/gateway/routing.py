@@ -129,6 +129,10 @@ class Router:
         found = server.blocks.held(blocks) if server.blocks.tells else self._index.held(server.instance_id, blocks)
         return found * server.page_size
 
+    def told(self, server: Loaded, prompt: Sequence[int], salt: str) -> int:
+        """Leading tokens of `prompt` that the server says it holds; 0 where it says nothing, or is not asked."""
+        return server.blocks.told(self._blocks(prompt, server.page_size, salt)) * server.page_size if server.blocks.tells else 0
+
     def _blocks(self, prompt: Sequence[int], block_size: int, salt: str) -> Sequence[int]:
         """Those of the last prompt are kept: all servers are asked about the same one."""
         last = self._last
