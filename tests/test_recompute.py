@@ -1,7 +1,8 @@
 """--kv-load-failure-policy recompute on real processes and the real model: whatever is killed, no client sees another token than without it.
 
-Eight requests at once, greedy and sampled, over gRPC and over HTTP, are first run undisturbed. Then they are run again, and a server is killed (-9)
-in the middle. Two prefill and two decode servers: what is killed can be replaced.
+Eight requests at once, greedy and sampled, over gRPC and over HTTP, some with two answers, with two prompts, held to an expression or with log
+probabilities, are first run undisturbed. Then they are run again, and a server is killed (-9) in the middle. Two prefill and two decode servers: what
+is killed can be replaced.
 """
 
 from __future__ import annotations
@@ -28,16 +29,22 @@ NUM_TOKENS = 24
 LONG = 900
 NUM_ROUTES = 4
 CHUNK = 128
+#: More words than an answer has tokens.
+WORDS = "[a-z]+( [a-z]+){60}"
+
+#: By answer: its tokens, or over HTTP its text, and the most probable token at each place, where they were asked for.
+Told = dict[int, tuple[list[int | str], list[int]]]
 NUM_PAGES = 512
 
 
 @dataclass
 class Client:
-    """One request on a thread of its own. tokens: as they came; over HTTP the pieces of text."""
+    """One request on a thread of its own. tokens: of all its answers, as they came; over HTTP the pieces of text."""
 
     fleet: Fleet
     number: int
     tokens: list[int | str] = field(default_factory=list)
+    told: Told = field(default_factory=dict)
     problem: str = ""
 
     @property
@@ -45,6 +52,11 @@ class Client:
         """Two long ones, whose prefill and transfer take a while, and six short ones."""
         length = LONG if self.number < 2 else 5 + 9 * self.number
         return [100 + (self.number * 37 + i * 7) % 4000 for i in range(length)]
+
+    @property
+    def num_answers(self) -> int:
+        """Two of a long prompt and of a short one, and to each of two prompts (over HTTP)."""
+        return 2 if self.number in (1, 5, 7) else 1
 
     @property
     def temperature(self) -> float:
@@ -75,15 +87,24 @@ class Client:
             max_tokens=NUM_TOKENS,
             min_tokens=NUM_TOKENS // 2,
             ignore_eos=True,
+            n=self.num_answers,
         )
+        if self.number == 4:
+            sampling.structured.regex, sampling.min_tokens, sampling.ignore_eos = WORDS, 0, False
+        if self.number in (1, 2):
+            sampling.top_logprobs = 1
         request = pb.GenerateRequest(model=MODEL, token_ids=pb.TokenIds(ids=self.prompt), sampling=sampling)
         with grpc.insecure_channel(self.fleet.grpc, options=[("grpc.use_local_subchannel_pool", 1)]) as channel:
             for message in InferenceStub(channel).Generate(request, timeout=240):
                 self.tokens += message.token_ids
+                tokens, best = self.told.setdefault(message.choice, ([], []))
+                tokens += message.token_ids
+                best += [said.top_token_ids[0] for said in message.logprobs]
 
     def _over_http(self) -> None:
-        body = {"model": MODEL, "prompt": self.prompt, "temperature": self.temperature, "seed": self.number, "max_tokens": NUM_TOKENS}
-        body["frequency_penalty"] = self.frequency_penalty
+        prompt = [self.prompt, [500, *self.prompt]] if self.num_answers > 1 else self.prompt
+        body = {"model": MODEL, "prompt": prompt, "temperature": self.temperature, "seed": self.number, "max_tokens": NUM_TOKENS}
+        body |= {"frequency_penalty": self.frequency_penalty, "n": self.num_answers}
         with httpx.stream(
             "POST", f"http://{self.fleet.http}/v1/completions", json=body | {"ignore_eos": True, "stream": True}, timeout=240
         ) as response:
@@ -91,13 +112,16 @@ class Client:
                 if line.startswith("data: {"):
                     event = json.loads(line.removeprefix("data: "))
                     self.problem = self.problem or json.dumps(event.get("error", ""))[:-1].removeprefix('"')
-                    self.tokens += [choice["text"] for choice in event.get("choices", []) if choice["text"]]
+                    for choice in event.get("choices", []):
+                        self.tokens += [choice["text"]] if choice["text"] else []
+                        pieces, _ = self.told.setdefault(choice["index"], ([""], []))
+                        pieces[0] += choice["text"]
 
-    def answer(self) -> list[int | str]:
+    def answer(self) -> Told:
         self.thread.join(240)
         assert not self.thread.is_alive(), f"request {self.number} hangs"
         assert not self.problem, f"request {self.number}: {self.problem}"
-        return self.tokens if self.number % 4 != 3 else ["".join(map(str, self.tokens))]
+        return self.told
 
 
 @pytest.fixture(scope="module")
@@ -114,9 +138,13 @@ def fleet(model_path: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterato
 
 
 @pytest.fixture(scope="module")
-def undisturbed(fleet: Fleet) -> list[list[int | str]]:
-    answers = [client.answer() for client in everybody(fleet)]
-    assert all(len(answer) == NUM_TOKENS for number, answer in enumerate(answers) if number % 4 != 3)
+def undisturbed(fleet: Fleet) -> list[Told]:
+    clients = everybody(fleet)
+    answers = [client.answer() for client in clients]
+    assert [len(answer) for answer in answers] == [1, 2, 1, 1, 1, 2, 1, 4]
+    for client, answer in zip(clients, answers, strict=True):
+        assert client.number % 4 == 3 or {len(tokens) for tokens, _ in answer.values()} == {NUM_TOKENS}
+        assert {len(best) for _, best in answer.values()} == {NUM_TOKENS if client.number in (1, 2) else 0}
     assert not retried(fleet), "the undisturbed run was disturbed"
     fleet.assert_free(10)
     return answers
@@ -208,7 +236,7 @@ Kill = Callable[[Fleet, list[Client]], Worker]
         (prefill_in_mid_stream, set()),
     ],
 )
-def test_a_death_changes_no_token(fleet: Fleet, undisturbed: list[list[int | str]], kill: Kill, stages: set[str]) -> None:
+def test_a_death_changes_no_token(fleet: Fleet, undisturbed: list[Told], kill: Kill, stages: set[str]) -> None:
     """`stages`: at least one of these is where rooms were when it happened; none: no room needed another one."""
     before = len(retried(fleet))
     clients = everybody(fleet)
@@ -225,7 +253,7 @@ def test_a_death_changes_no_token(fleet: Fleet, undisturbed: list[list[int | str
     fleet.assert_free(30)
 
 
-def test_prefill_killed_before_decodes_pages_are_known(fleet: Fleet, undisturbed: list[list[int | str]]) -> None:
+def test_prefill_killed_before_decodes_pages_are_known(fleet: Fleet, undisturbed: list[Told]) -> None:
     """Decode servers stand still meanwhile, so that every room is in BOOTSTRAPPING."""
     before = len(retried(fleet))
     frozen = of(fleet, "decode")
@@ -248,7 +276,7 @@ def test_prefill_killed_before_decodes_pages_are_known(fleet: Fleet, undisturbed
     fleet.assert_free(30)
 
 
-def test_one_after_the_other(fleet: Fleet, undisturbed: list[list[int | str]]) -> None:
+def test_one_after_the_other(fleet: Fleet, undisturbed: list[Told]) -> None:
     """A decode server in mid-stream, then the prefill server that helped to replace it: some requests move twice."""
     clients = everybody(fleet)
     victims = [decode_in_mid_stream(fleet, clients)]
@@ -266,7 +294,7 @@ def test_one_after_the_other(fleet: Fleet, undisturbed: list[list[int | str]]) -
     fleet.assert_free(30)
 
 
-def test_a_frozen_decode_server_is_left_in_mid_stream(fleet: Fleet, undisturbed: list[list[int | str]]) -> None:
+def test_a_frozen_decode_server_is_left_in_mid_stream(fleet: Fleet, undisturbed: list[Told]) -> None:
     before = len(retried(fleet))
     clients = everybody(fleet)
     wait_for(lambda: all(len(client.tokens) >= 4 for client in clients[2:]), 120, "four tokens for each")
