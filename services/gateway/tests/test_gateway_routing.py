@@ -260,6 +260,22 @@ def test_what_is_expected_was_not_told() -> None:
     assert router.told(silent, prompt, "") == 0
 
 
+def test_a_room_that_is_over_takes_nothing_from_one_that_came_behind_an_eviction() -> None:
+    ways, router = telling([(0,)])
+    server, prompt = ways[0].servers[0], list(range(8))
+    first = router.sent([server], prompt)
+    told(server, stored=prompt)
+    told(server, evicted=prompt)  # both blocks: what the first room left is gone
+    assert router.held(server, prompt, "") == 0
+    second = router.sent([server], prompt)
+    first.over()
+    assert router.held(server, prompt, "") == 8
+    second.over()
+    assert router.held(server, prompt, "") == 0
+    assert not server.blocks._expected
+    assert not server.blocks._void
+
+
 def test_more_than_the_bound_is_not_believed() -> None:
     held = HeldBlocks(max_blocks=3)
     prompt = ids(list(range(40)))

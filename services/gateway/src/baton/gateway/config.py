@@ -64,7 +64,9 @@ class GatewaySettings(ServiceSettings):
         description="fail: a request ends when a server fails after decode's first token; recompute: its tokens are computed again, and it goes on.",
     )
     local_prefill_max_tokens: int = Field(
-        default=0, ge=0, description="Prompts up to this long are prefilled on decode where that is predicted to be done sooner; 0: never."
+        default=0,
+        ge=0,
+        description="Prompts of which decode lacks at most so many tokens are prefilled there where that is predicted to be done sooner; 0: never.",
     )
 
     model_path: Path = Field(description="Hugging Face folder of the model: its tokenizer and chat template (no weights are read).")

@@ -21,6 +21,8 @@ class HeldBlocks:
         self._max_blocks = max_blocks
         self._told: set[int] = set()
         self._expected: Counter[int] = Counter()
+        # Expectations of rooms that are not over, of blocks that were evicted since.
+        self._void: Counter[int] = Counter()
         self._is_off = False
         #: The server tells what it holds; else others may guess.
         self.tells = False
@@ -37,7 +39,8 @@ class HeldBlocks:
         self._is_off = told.off
         self._told.difference_update(told.evicted)
         for block in told.evicted:
-            self._expected.pop(block, None)
+            if count := self._expected.pop(block, 0):
+                self._void[block] += count
         self._told.update(told.stored[: max(0, self._max_blocks - len(self._told))])
 
     def expect(self, blocks: Sequence[int]) -> None:
@@ -48,10 +51,11 @@ class HeldBlocks:
     def done(self, blocks: Sequence[int]) -> None:
         """The room is over: from now on only what was told counts."""
         for block in blocks:
-            if self._expected[block] > 1:
-                self._expected[block] -= 1
+            counts = self._void if block in self._void else self._expected
+            if counts[block] > 1:
+                counts[block] -= 1
             else:
-                del self._expected[block]
+                del counts[block]
 
     def held(self, blocks: Sequence[int]) -> int:
         """How many leading ones of `blocks` are there, or are to be."""
