@@ -352,6 +352,23 @@ def test_a_step_waits_on_until_it_has_run_or_somebody_is_woken(model):
     assert plain.stats().steps == 1
 
 
+def test_what_is_known_is_told_before_a_step_waits(model):
+    plain, flights, told = engine(model), [], []
+    launch = plain._runner.launch
+    plain._runner.launch = lambda *given: flights.append(Slow(launch(*given), 2 * MAX_WAITS)) or flights[-1]
+    plain.on_milestones(lambda events: told.append((flights[0].looks if flights else 0, events)))
+    plain.on_wait(lambda: False)
+    for room, prompt in enumerate(prompts([9, 5]), start=1):
+        plain.add(request(room, prompt, max_tokens=1))
+    plain.step()
+    told.clear()
+    plain.abort(1, CANCEL)
+    assert plain.step() == []
+    assert told == [(0, [Failed(1, CANCEL)])]
+    assert flights[0].looks == MAX_WAITS
+    run(plain)
+
+
 def test_rows_are_looked_up_again_when_a_seat_has_changed(model):
     runner = engine(model)._runner
     seats, sequence = runner._seats, Sequence(request(1, [1, 2, 3]), [1, 2, 3, 4], num_computed=3)

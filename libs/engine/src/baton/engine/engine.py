@@ -191,10 +191,10 @@ class Engine:
         self._scheduler.poll()
         self.step_time.lap(ADMIT)
         launched = len(self._flights) <= self._runner.depth and self._launch()
-        if self._outbox.has_kept:
-            self._outbox.tell_all()
+        waits = bool(self._flights) and not (launched and len(self._flights) <= self._runner.depth)
+        if (waits or self._outbox.has_kept) and self._outbox.tell_all():  # what is known by now waits for no device
             self.step_time.lap(DELIVER)
-        if self._flights and not (launched and len(self._flights) <= self._runner.depth):
+        if waits:
             self._read(WAIT_S, MAX_WAITS)
         events = self._outbox.rest(self._decodes_on)
         self.step_time.lap(COMMIT)

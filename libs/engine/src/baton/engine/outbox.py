@@ -27,10 +27,12 @@ class Outbox:
     def has_kept(self) -> bool:
         return bool(self._kept)
 
-    def tell_all(self) -> None:
-        """Tells everything now."""
-        if self.tell is not None and (events := self._all()):
-            self.tell(events)
+    def tell_all(self) -> bool:
+        """Tells everything now. Whether there was anything, and somebody to tell."""
+        if self.tell is None or not (events := self._all()):
+            return False
+        self.tell(events)
+        return True
 
     def tell_news(self) -> None:
         """The same, unless nothing happened since tokens were kept."""
