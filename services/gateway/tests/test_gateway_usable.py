@@ -66,6 +66,8 @@ async def test_of_two_pairs_only_the_one_that_fits_is_used(stack_of: StackOf) ->
     [
         ({"vocab_size": 7}, "vocabulary of 7 tokens"),
         ({"role": "plain"}, "is a plain server: name it with --plain"),
+        ({"max_model_len": 1}, "has a context of 1 tokens and KV pages of 16: nothing fits there"),
+        ({"page_size": 0}, "and KV pages of 0: nothing fits there"),
     ],
 )
 async def test_a_server_that_is_not_what_was_named(split: Stack, change: dict[str, Any], words: str) -> None:

@@ -260,6 +260,9 @@ class Worker:
                 f"{info.instance_id} at {self.address} has a vocabulary of {info.vocab_size} tokens, this gateway's tokenizer has "
                 f"{self._min_vocab_size}: start both with the same model"
             )
+        if info.max_model_len < 2 or not info.fingerprint.page_size:
+            takes = f"a context of {info.max_model_len} tokens and KV pages of {info.fingerprint.page_size}"
+            raise WorkerProtocolError(f"{info.instance_id} at {self.address} says that it has {takes}: nothing fits there")
         if self.leg is Leg.PREFILL and not info.bootstrap_address:
             raise WorkerProtocolError(f"prefill server {info.instance_id} at {self.address} has no bootstrap address")
 
