@@ -8,7 +8,7 @@ from decide_records import cell
 from hypothesis import given
 from hypothesis import strategies as st
 
-from baton.bench.decide.capacity import Curve, capacity_of, contest, crossing_rps, draws_of, falling, limit_of, spread_of
+from baton.bench.decide.capacity import ASSUMED_SPREAD, Curve, capacity_of, contest, crossing_rps, draws_of, falling, limit_of, spread_of
 
 SHARES = st.lists(st.tuples(st.floats(0, 1), st.floats(1, 100)), min_size=1, max_size=8)
 
@@ -68,9 +68,12 @@ def test_repeats_that_disagree_make_a_wider_interval() -> None:
 def test_cells_that_no_falling_curve_explains_make_everything_less_sure() -> None:
     steady = Curve.of([cell("x", rate, share) for rate, share in ((1.0, 1.0), (2.0, 0.8), (3.0, 0.8), (4.0, 0.1))])
     wild = Curve.of([cell("x", rate, share) for rate, share in ((1.0, 1.0), (2.0, 0.2), (3.0, 0.9), (4.0, 0.1))])
-    assert spread_of([steady]) == 1.0
-    assert spread_of([wild]) > 20
-    assert 1 < spread_of([steady, wild]) < spread_of([wild])
+    assert spread_of([]) == ASSUMED_SPREAD
+    assert 1 < spread_of([steady]) < ASSUMED_SPREAD, "few cells that agree"
+    assert 1 <= spread_of([steady] * 8) < spread_of([steady]), "many"
+    assert spread_of([wild]) > ASSUMED_SPREAD
+    assert spread_of([wild] * 8) > 20
+    assert spread_of([steady] * 8) < spread_of([steady, wild] * 8) < spread_of([wild] * 8)
     sure, unsure = (np.ptp(np.percentile(draws_of(steady, 0.9, 1, spread), (2.5, 97.5))) for spread in (1.0, 20.0))
     assert unsure > 2 * sure
 

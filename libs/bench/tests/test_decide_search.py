@@ -100,8 +100,17 @@ def test_a_sweep_brackets_each_and_repeats_the_contenders() -> None:
         cells = found.cells_of(name)
         assert max(each.rate_rps for each in cells if each.num_good) <= limit < min(each.rate_rps for each in cells if not each.num_good)
     repeated = {each.topology for each in found.cells if each.phase == "repeat"}
-    assert repeated == {"copies", "split-1-1"}
-    assert sum(each.phase == "repeat" for each in found.cells) == 2 * 2 * 2
+    assert repeated == set(LIMITS)
+    best = max(each.rate_rps for each in found.cells if each.num_good)
+    assert {each.rate_rps for each in found.cells if each.phase == "repeat" and each.topology != "split-1-1"} == {best}, "under the best's load"
+    assert sum(each.phase == "repeat" for each in found.cells) == 2 * (2 + 1 + 1)
+
+
+def test_the_limit_of_one_that_cannot_win_is_bracketed_and_no_more() -> None:
+    found, _ = swept(SweepPlan(GRID, cell_s=10.0, num_repeats=0), {"one": 0.2, "copies": 3.0, "split-1-1": 3.1})
+    phases = {name: {each.phase for each in found.cells_of(name)} for name in ("one", "copies", "split-1-1")}
+    assert phases["one"] == {"bracket"}
+    assert phases["copies"] == phases["split-1-1"] == {"bracket", "bisect"}
 
 
 def test_turns_change_their_order_and_cells_of_a_round_share_their_seed() -> None:

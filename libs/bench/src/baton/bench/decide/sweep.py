@@ -80,7 +80,7 @@ class Sweep:
                 return self.record
             await self._one_round(proposals)
         for _ in range(self._plan.num_repeats):
-            again: list[tuple[str, int, Phase]] = [(name, place, "repeat") for name in self.contenders() for place in self._searches[name].edges]
+            again = self._second_looks()
             if not self._fits([place for _, place, _ in again]):
                 self._note(f"another round of repeats did not fit into {self._plan.budget_s:g} s (--budget-s)")
                 return self.record
@@ -91,21 +91,37 @@ class Sweep:
         self.record = replace(self.record, notes=(*self.record.notes, text))
 
     def _proposals(self) -> list[tuple[str, int, Phase]]:
+        """Where the limit of a topology that cannot win lies exactly is not looked for: repeats tell more."""
         found: list[tuple[str, int, Phase]] = []
         for name, search in self._searches.items():
             place = search.proposal()
-            if place is not None:
+            if place is not None and (not search.is_bracketed or self._may_win(search)):
                 found.append((name, place, "bisect" if search.is_bracketed else "bracket"))
         return found
 
+    def _second_looks(self) -> list[tuple[str, int, Phase]]:
+        """Who may still win, on both sides of its limit; the others under the load that the best carries: was it chance that they broke there?"""
+        best, contenders = self._best(), self.contenders()
+        looks: list[tuple[str, int, Phase]] = []
+        for name, search in self._searches.items():
+            places = search.edges if name in contenders or best is None else (best,)
+            looks += [(name, place, "repeat") for place in places]
+        return looks
+
     def contenders(self) -> list[str]:
-        """Whose limits are worth a second look: the copies, the best split, and whoever may still be as good as the best."""
-        best = max((search.low for search in self._searches.values() if search.low is not None), default=None)
-        names = [name for name, search in self._searches.items() if best is None or search.high is None or search.high >= best]
+        """The best split, and whoever may still be as good as the best."""
+        names = [name for name, search in self._searches.items() if self._may_win(search)]
         splits = [topology for topology in self.record.topologies if topology.kind == "split"]
-        names += [topology.name for topology in self.record.topologies if topology.kind == "copies"]
         names += [self._best_of(splits)] if splits else []
         return [topology.name for topology in self.record.topologies if topology.name in names]
+
+    def _may_win(self, search: RateSearch) -> bool:
+        best = self._best()
+        return best is None or search.high is None or search.high >= best
+
+    def _best(self) -> int | None:
+        """The highest load that anyone has carried so far."""
+        return max((search.low for search in self._searches.values() if search.low is not None), default=None)
 
     def _best_of(self, topologies: Sequence[Topology]) -> str:
         def low(topology: Topology) -> float:
