@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from baton.engine import KVLayout, KVPool
-from baton.engine.device.page_hash import DevicePageHash, blocks
+from baton.engine.device.page_hash import NUM_STREAMS, DevicePageHash, blocks
 from baton.engine.types import Extent
 
 SMALL = KVLayout(num_layers=3, num_kv_heads=2, head_dim=8, page_size=4, num_pages=16, itemsize=2)
@@ -141,3 +141,11 @@ def test_a_gpu_reads_pages_when_they_are_complete_for_whichever_thread_asks(head
     assert digest.value() == expected
     with ThreadPoolExecutor(1) as threads:
         assert threads.submit(DevicePageHash(pool).of, extents, 0, 3, heads).result() == expected
+
+
+@pytest.mark.skipif(DEVICE.type != "cuda", reason="BATON_ENGINE_DEVICE names no GPU")
+def test_no_digest_is_on_the_engines_stream():
+    engines, hash_ = torch.cuda.Stream(DEVICE), DevicePageHash(KVPool(SMALL, torch.bfloat16, device=DEVICE))
+    taken = [hash_.open([Extent(0, 1)], 0, 1)._stream.cuda_stream for _ in range(100)]
+    assert engines.cuda_stream not in taken
+    assert len(set(taken)) == NUM_STREAMS

@@ -32,7 +32,7 @@ class Doorbell:
     """What the sender says about one room.
 
     room: single use, never 0. generation: of the receiver's lease. num_tokens: tokens whose KV is in place. first_token: -1 when there is none.
-    status: STATUS_OK, or why not (negative acknowledgement). digest: xxh3-64 of the landed bytes when `has_digest`.
+    status: STATUS_OK, or why not (negative acknowledgement). digest: of the bytes that were sent, when `has_digest`: whichever both sides compute.
     last_layer_ns: the sender's monotonic clock when the last layer was computed; comparable on one host only.
     """
 

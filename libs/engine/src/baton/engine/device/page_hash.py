@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from itertools import cycle
 from typing import NamedTuple
 
 import numpy as np
@@ -21,6 +22,10 @@ from baton.kernels import page_digest, whole_digest
 
 _threads = threading.local()
 
+#: Which digests take by turns. torch hands out the same 32 of a GPU over and over, and the engine's is one of them: a digest that took one of torch's
+#: each time would sooner or later stand behind the steps that are launched.
+NUM_STREAMS = 16
+
 
 class DevicePageHash:
     """64 bits over a prompt's pages, on streams of its own: they wait for those, not for the engine's steps."""
@@ -30,6 +35,9 @@ class DevicePageHash:
     def __init__(self, pool: KVPool) -> None:
         layout = pool.layout
         self._planes = pool.planes.view(2 * layout.num_layers, layout.num_pages, layout.page_size, layout.num_kv_heads, -1)
+        device = self._planes.device
+        of_gpu = [torch.cuda.Stream(device) for _ in range(NUM_STREAMS)] if device.type == "cuda" else []  # type: ignore[no-untyped-call]
+        self._streams: Iterator[torch.cuda.Stream | None] = cycle(of_gpu or [None])
 
     def of(self, extents: Iterable[Extent], first: int, count: int, heads: tuple[int, int] | None = None) -> int:
         """Pages [first, first + count) of the prompt, layer by layer, keys before values. heads: (first, count) of the pool's KV heads, of which
@@ -46,24 +54,20 @@ class DevicePageHash:
         if len(pages) != count:
             raise ValueError(f"pages [{first}, {first + count}) asked for, but the extents hold {table.num_pages} pages")
         planes = self._planes if heads is None else self._planes[..., heads[0] : sum(heads), :]
-        return DevicePagesDigest(planes.flatten(3).view(torch.uint8), np.asarray(pages, dtype=np.int32))
+        return DevicePagesDigest(planes.flatten(3).view(torch.uint8), np.asarray(pages, dtype=np.int32), next(self._streams))
 
 
 class DevicePagesDigest:
     """The digest of some pages that are being computed: what is known to be complete is read `ahead`, the rest with `value`. One thread at a time.
 
-    planes: [2 * layers, pages of the pool, page size, bytes of a token] uint8. pages: numbers in the pool, in the prompt's order. Each operation of
-    torch may wait for Python's lock, which the engine's thread holds most of the time: `prepare` does what can be done before the pages are there.
+    planes: [2 * layers, pages of the pool, page size, bytes of a token] uint8. pages: numbers in the pool, in the prompt's order. stream: of the GPU,
+    not the engine's; None on a CPU. Each operation of torch may wait for Python's lock, which the engine's thread holds most of the time: `prepare`
+    does what can be done before the pages are there.
     """
 
-    def __init__(self, planes: Tensor, pages: npt.NDArray[np.int32]) -> None:
-        self._planes, self._pages = planes, pages
-        self._stream: torch.cuda.Stream | None = None
-        self._answered: torch.cuda.Event | None = None
-        if planes.device.type == "cuda":
-            # Of its own: events that it waits for hold up no other room's digest.
-            self._stream = torch.cuda.Stream(planes.device)  # type: ignore[no-untyped-call]
-            self._answered = torch.cuda.Event()  # type: ignore[no-untyped-call]
+    def __init__(self, planes: Tensor, pages: npt.NDArray[np.int32], stream: torch.cuda.Stream | None) -> None:
+        self._planes, self._pages, self._stream = planes, pages, stream
+        self._answered: torch.cuda.Event | None = None if stream is None else torch.cuda.Event()  # type: ignore[no-untyped-call]
         self._buffers: _Buffers | None = None
         self._is_known = np.zeros((len(planes), len(pages)), dtype=bool)
         #: The sum of all pages' terms is in the host's memory, or on its way there with nothing else to be read.
@@ -155,7 +159,7 @@ def _enter(stream: torch.cuda.Stream) -> None:
 class _Buffers(NamedTuple):
     """numbers: of the pages. state: of the kernel; total: its first number. answer: that in pinned host memory.
 
-    All are of the digest's own stream, in whose order their memory is used again: they may be dropped while it reads.
+    All are of the digest's stream, in whose order their memory is used again: they may be dropped while it reads.
     """
 
     numbers: Tensor
