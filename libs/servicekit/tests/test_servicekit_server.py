@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import asyncio
+import time
 from pathlib import Path
 
 import grpc
@@ -34,6 +36,20 @@ async def test_health_goes_from_not_serving_to_serving_to_drained() -> None:
         assert await status(channel) == NOT_SERVING
     await server.stop()
     await server.stop()
+
+
+async def test_calls_that_have_arrived_are_answered_before_it_stops() -> None:
+    """A loop that was busy has not begun them: gRPC's core would cancel all but one of them."""
+    server = GrpcServer("127.0.0.1", 0, options=OPTIONS)
+    await server.start()
+    async with grpc.aio.insecure_channel(server.address) as channel:
+        await status(channel)  # it is connected
+        calls = [asyncio.ensure_future(status(channel)) for _ in range(30)]
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        time.sleep(0.2)  # noqa: ASYNC251
+        await server.stop(1.0)
+        assert await asyncio.gather(*calls) == [NOT_SERVING] * 30
 
 
 async def test_reflection_lists_what_was_added() -> None:

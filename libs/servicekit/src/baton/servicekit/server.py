@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import asyncio
+import time
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
 import grpc
@@ -14,8 +16,12 @@ from baton.servicekit.errors import AddressUnavailableError
 from baton.servicekit.groups import TlsSettings
 from baton.servicekit.tls import Tls, tls_files
 
+Find = Callable[[grpc.HandlerCallDetails], Awaitable["grpc.RpcMethodHandler[Any, Any] | None"]]
+
 _SERVING = health_pb2.HealthCheckResponse.SERVING
 _NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
+#: How long no call may have begun before a server is told to stop, and how long that is waited for where calls keep coming, seconds.
+_QUIET_S, _QUIET_WITHIN_S = 0.02, 1.0
 
 
 class GrpcServer:
@@ -37,7 +43,8 @@ class GrpcServer:
         self._wanted_port = port
         self._port_flag = port_flag
         self._tls: Tls = tls or TlsSettings()
-        self._server = grpc.aio.server(options=list(options), interceptors=list(interceptors), maximum_concurrent_rpcs=max_concurrent_rpcs)
+        self._begun = _Begun()
+        self._server = grpc.aio.server(options=list(options), interceptors=[self._begun, *interceptors], maximum_concurrent_rpcs=max_concurrent_rpcs)
         self._health = health.aio.HealthServicer()
         self._names: list[str] = []
         self._draining = False
@@ -87,9 +94,29 @@ class GrpcServer:
         await self.set_serving(False)
 
     async def stop(self, grace_s: float = 0.0) -> None:
-        """Refuses new calls, gives running ones `grace_s`, then cancels them. Idempotent."""
+        """Refuses new calls, gives running ones `grace_s`, then cancels them. Idempotent.
+
+        Calls that have arrived before are begun first, so that each hears from its own servicer why it cannot be had: gRPC's core cancels what it
+        holds for a loop that has been busy, without a word.
+        """
         self._draining = True
+        until = time.monotonic() + _QUIET_WITHIN_S
+        before = -1
+        while before != self._begun.num_calls and time.monotonic() < until:
+            before = self._begun.num_calls
+            await asyncio.sleep(_QUIET_S)
         await self._server.stop(grace_s)
+
+
+class _Begun(grpc.aio.ServerInterceptor):
+    """Counts calls."""
+
+    def __init__(self) -> None:
+        self.num_calls = 0
+
+    async def intercept_service(self, continuation: Find, handler_call_details: grpc.HandlerCallDetails) -> grpc.RpcMethodHandler[Any, Any] | None:
+        self.num_calls += 1
+        return await continuation(handler_call_details)
 
 
 def join_address(host: str, port: int) -> str:
