@@ -9,8 +9,8 @@ reads its pages while they are being written. As the services do, the receiver h
 
 "on": one doorbell, after which the receiver reads all pages. "on, 3 doorbells": the layers are written as three rooms, and the receiver reads
 those that have landed while the next ones are on their way. Before anything is timed, one turn of each kind lands in a cleared pool, and one in which
-a byte is changed after it landed: its digests must differ. Targets of the better one: 3.8 ms (runs), 5.6 ms (scattered); two GPUs are needed for
-them. The digest's launch alone is held against its bytes over what a large copy reads and writes a second.
+a byte is changed after it landed: its digests must differ. Targets, of one doorbell, as services ring: 3.8 ms (runs), 5.6 ms (scattered); two GPUs
+are needed for them. The digest's launch alone is held against its bytes over what a large copy reads and writes a second.
 
 --device cpu: a tiny pool in host memory and the kernels' plain twins, to try the script without a GPU.
 """
@@ -299,9 +299,8 @@ def measured(sender: Sender, case: Case, kinds: dict[str, tuple[tuple[range, ...
             if number >= WARM_TURNS:
                 found[name].append(1e3 * took)
     medians = {name: median(times) for name, times in found.items()}
-    on = min(took for name, took in medians.items() if kinds[name][1])
     line = {"case": case.name, "ms": medians, "quartiles_ms": {name: quantiles(times)[::2] for name, times in found.items()}, "equal": good}
-    line |= {"target_ms": case.target_ms, "met": good and (on <= case.target_ms or not judged)}
+    line |= {"target_ms": case.target_ms, "met": good and (medians["on"] <= case.target_ms or not judged)}
     each = ", ".join(
         f"digest {name} {took:.3f} ms ({line['quartiles_ms'][name][0]:.3f} to {line['quartiles_ms'][name][1]:.3f})" for name, took in medians.items()
     )
