@@ -29,19 +29,27 @@ CANCELLED_PART = 0.08
 
 @dataclass(frozen=True)
 class Question:
-    """One prompt with its sampling."""
+    """One prompt with its sampling. num_answers: to the one prompt. form: a regular expression that each answer is held to; empty: any text."""
 
     prompt: tuple[int, ...]
     temperature: float
     seed: int
     max_tokens: int
+    num_answers: int = 1
+    form: str = ""
 
 
+#: What a request was answered with, an item for each answer: tokens over gRPC, text over HTTP.
+Answers = list[list[int]] | list[str]
+
+#: Long enough that no answer here comes to its end.
+FORM = "[a-z ,]{80,200}"
 TEXT = Path(__file__).parents[2] / "LICENSE"
 
 
 def questions(model_path: Path, count: int, seed: int, answers: tuple[int, ...] = (4, 6, 8)) -> list[Question]:
-    """Real text, and short, so that two cores can answer hundreds at once; every other one is sampled. `answers`: their lengths."""
+    """Real text, and short, so that two cores can answer hundreds at once; every other one is sampled, every sixth is answered twice, every fifth is
+    held to a form. `answers`: their lengths."""
     from tokenizers import Tokenizer
 
     dice = random.Random(seed)
@@ -49,7 +57,8 @@ def questions(model_path: Path, count: int, seed: int, answers: tuple[int, ...] 
     found = []
     for number in range(count):
         first, length = dice.randrange(len(ids) - 40), dice.choice((5, 9, 17, 24))
-        found.append(Question(tuple(ids[first : first + length]), 0.9 * (number % 2), number, dice.choice(answers)))
+        prompt, num_answers, form = tuple(ids[first : first + length]), 2 if number % 6 == 5 else 1, FORM if number % 5 == 4 else ""
+        found.append(Question(prompt, 0.9 * (number % 2), number, dice.choice(answers), num_answers, form))
     return found
 
 
@@ -95,12 +104,18 @@ class NotTakenError(Exception):
     """There was no connection to the gateway: it never had the request."""
 
 
-async def over_grpc(stub: InferenceStub, question: Question, deadline_s: float) -> list[int]:
-    drawn = {"temperature": question.temperature, "seed": question.seed}
-    sampling = pb.SamplingParams(**drawn, max_tokens=question.max_tokens, ignore_eos=True)
+async def over_grpc(stub: InferenceStub, question: Question, deadline_s: float) -> list[list[int]]:
+    sampling = pb.SamplingParams(temperature=question.temperature, seed=question.seed, max_tokens=question.max_tokens, n=question.num_answers)
+    if question.form:
+        sampling.structured.regex = question.form
+    else:
+        sampling.ignore_eos = True
     request = pb.GenerateRequest(model=MODEL, token_ids=pb.TokenIds(ids=question.prompt), sampling=sampling)
+    answers: list[list[int]] = [[] for _ in range(question.num_answers)]
     try:
-        return [token async for message in stub.Generate(request, timeout=deadline_s) for token in message.token_ids]
+        async for message in stub.Generate(request, timeout=deadline_s):
+            answers[message.choice] += message.token_ids
+        return answers
     except grpc.aio.AioRpcError as error:
         failure = failure_from_error(error, origin=common_pb2.ORIGIN_UNSPECIFIED, cause="")
         if failure.cause:
@@ -113,36 +128,38 @@ async def over_grpc(stub: InferenceStub, question: Question, deadline_s: float) 
         raise
 
 
-async def over_http(client: httpx.AsyncClient, question: Question, *, stream: bool) -> str:
-    body = {"model": MODEL, "prompt": list(question.prompt), "temperature": question.temperature, "seed": question.seed}
-    body |= {"max_tokens": question.max_tokens, "ignore_eos": True, "stream": stream}
+async def over_http(client: httpx.AsyncClient, question: Question, *, stream: bool) -> list[str]:
+    body: dict[str, object] = {"model": MODEL, "prompt": list(question.prompt), "temperature": question.temperature, "seed": question.seed}
+    body |= {"max_tokens": question.max_tokens, "n": question.num_answers, "stream": stream}
+    body |= {"structured_outputs": {"regex": question.form}} if question.form else {"ignore_eos": True}
     try:
         if not stream:
             response = await client.post("/v1/completions", json=body)
             if response.status_code != 200:
                 raise _named(response.status_code, response.json())
-            return str(response.json()["choices"][0]["text"])
+            return [choice["text"] for choice in sorted(response.json()["choices"], key=lambda choice: choice["index"])]
         async with client.stream("POST", "/v1/completions", json=body) as response:
             if response.status_code != 200:
                 raise _named(response.status_code, json.loads(await response.aread()))
-            return await _text_of(response)
+            return await _texts_of(response, question.num_answers)
     except (httpx.ConnectError, httpx.ConnectTimeout) as error:
         raise NotTakenError from error
     except httpx.TransportError as error:
         raise GatewayGoneError(repr(error)) from error
 
 
-async def _text_of(response: httpx.Response) -> str:
-    text = ""
+async def _texts_of(response: httpx.Response, num_answers: int) -> list[str]:
+    texts = [""] * num_answers
     async for line in response.aiter_lines():
         data = line.removeprefix("data: ")
         if data == "[DONE]":
-            return text
+            return texts
         if data:
             event = json.loads(data)
             if "error" in event:
                 raise _named(response.status_code, event)
-            text += event["choices"][0]["text"]
+            for choice in event["choices"]:
+                texts[choice["index"]] += choice["text"]
     raise GatewayGoneError("a stream without an end")
 
 
@@ -170,7 +187,7 @@ class Client:
     def protocol(self) -> str:
         return "gRPC" if self._channels else "HTTP"
 
-    async def answer_of(self, question: Question, gateway: int) -> list[int] | str:
+    async def answer_of(self, question: Question, gateway: int) -> Answers:
         if self._channels:
             return await over_grpc(InferenceStub(self._channels[gateway]), question, self._deadline_s)
         return await over_http(self._https[gateway], question, stream=bool(self.dice.getrandbits(1)))
@@ -182,7 +199,7 @@ class Client:
             await http.aclose()
 
 
-async def ask(client: Client, question: Question, right: list[int] | str, gateway: int, down: Callable[[int], bool], into: Judgement) -> bool:
+async def ask(client: Client, question: Question, right: Answers, gateway: int, down: Callable[[int], bool], into: Judgement) -> bool:
     """One judged request; True when it was answered. `down`: whether that gateway is being restarted, or just was."""
     leaves_after_s = client.dice.uniform(0.05, 4.0) if client.dice.random() < CANCELLED_PART else None
     began = time.monotonic()

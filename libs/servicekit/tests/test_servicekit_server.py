@@ -52,6 +52,33 @@ async def test_calls_that_have_arrived_are_answered_before_it_stops() -> None:
         assert await asyncio.gather(*calls) == [NOT_SERVING] * 30
 
 
+async def test_clients_that_keep_calling_are_not_cancelled_when_it_stops() -> None:
+    server = GrpcServer("127.0.0.1", 0, options=OPTIONS)
+    await server.start()
+    ends: list[grpc.StatusCode] = []
+
+    async def client() -> None:
+        async with grpc.aio.insecure_channel(server.address) as channel:
+            while True:
+                try:
+                    await status(channel)
+                except grpc.aio.AioRpcError as error:
+                    ends.append(error.code())
+                    return
+
+    async def busy() -> None:
+        while True:
+            time.sleep(0.002)  # noqa: ASYNC251
+            await asyncio.sleep(0)
+
+    clients, others = [asyncio.create_task(client()) for _ in range(40)], asyncio.create_task(busy())
+    await asyncio.sleep(1.0)
+    await server.stop(1.0)
+    await asyncio.gather(*clients)
+    others.cancel()
+    assert ends == [grpc.StatusCode.UNAVAILABLE] * 40
+
+
 async def test_reflection_lists_what_was_added() -> None:
     server = GrpcServer("127.0.0.1", 0, options=OPTIONS)
     server.add(reflection_pb2_grpc.add_ServerReflectionServicer_to_server, reflection_pb2_grpc.ServerReflectionServicer(), "made.up.Service")

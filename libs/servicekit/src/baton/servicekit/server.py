@@ -96,26 +96,39 @@ class GrpcServer:
     async def stop(self, grace_s: float = 0.0) -> None:
         """Refuses new calls, gives running ones `grace_s`, then cancels them. Idempotent.
 
-        Calls that have arrived before are begun first, so that each hears from its own servicer why it cannot be had: gRPC's core cancels what it
-        holds for a loop that has been busy, without a word.
+        gRPC's core cancels, without a word, what has arrived and was not begun when it is told to stop. So calls that come now are begun and kept
+        waiting, until no more come, and are answered by their servicers once it has been told: each hears why it cannot be had.
         """
         self._draining = True
+        self._begun.hold()
         until = time.monotonic() + _QUIET_WITHIN_S
         before = -1
         while before != self._begun.num_calls and time.monotonic() < until:
             before = self._begun.num_calls
             await asyncio.sleep(_QUIET_S)
-        await self._server.stop(grace_s)
+        stopping = asyncio.ensure_future(self._server.stop(grace_s))
+        await asyncio.sleep(0)  # it has been told
+        self._begun.let_go()
+        await stopping
 
 
 class _Begun(grpc.aio.ServerInterceptor):
-    """Counts calls."""
+    """Counts calls, and keeps new ones waiting."""
 
     def __init__(self) -> None:
         self.num_calls = 0
+        self._may_go_on = asyncio.Event()
+        self._may_go_on.set()
+
+    def hold(self) -> None:
+        self._may_go_on.clear()
+
+    def let_go(self) -> None:
+        self._may_go_on.set()
 
     async def intercept_service(self, continuation: Find, handler_call_details: grpc.HandlerCallDetails) -> grpc.RpcMethodHandler[Any, Any] | None:
         self.num_calls += 1
+        await self._may_go_on.wait()
         return await continuation(handler_call_details)
 
 
