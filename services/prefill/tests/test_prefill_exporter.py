@@ -457,12 +457,18 @@ def read_ahead(prefill, monkeypatch) -> DigestReadAhead:
     return hash_
 
 
-def test_a_digest_that_is_there_waits_for_no_thread(prefill, read_ahead) -> None:
+def published_and_read(prefill, read_ahead):
+    """The decode server; the room's first chunk is computed and its digest read."""
     decode = prefill.decode()
     prefill.exporter.published(decode.publish(7, digest=True))
     read_ahead.go_on.set()
     whole_chunk(prefill, "first chunk")
     prefill.exporter._digests.submit(int).result(5)
+    return decode
+
+
+def test_a_digest_that_is_there_waits_for_no_thread(prefill, read_ahead) -> None:
+    decode = published_and_read(prefill, read_ahead)
     hold, waited = threading.Event(), []
     prefill.exporter.on_digest(waited.append)
     prefill.exporter._digests.submit(hold.wait, 5)  # another room's digest
@@ -477,11 +483,7 @@ def test_a_digest_that_is_there_waits_for_no_thread(prefill, read_ahead) -> None
 
 
 def test_a_digest_is_not_there_while_pages_that_came_again_are_to_be_read(prefill, read_ahead) -> None:
-    decode = prefill.decode()
-    prefill.exporter.published(decode.publish(7, digest=True))
-    read_ahead.go_on.set()
-    whole_chunk(prefill, "first chunk")
-    prefill.exporter._digests.submit(int).result(5)
+    decode = published_and_read(prefill, read_ahead)
     read_ahead.go_on.clear()
     whole_chunk(prefill, "second chunk")
     prefill.exporter.finish(7, 42)

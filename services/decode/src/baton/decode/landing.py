@@ -67,8 +67,7 @@ class Landing:
     def open_digests(self, layout: KVLayout, page_hashes: Sequence[PageHash]) -> list[tuple[int, PagesDigest]]:
         """For `digests`: what they need is made while prefill computes. layout, page_hashes: of one rank's pool, of each rank's pages."""
         assert self.link is not None
-        first = self.reservation.resident_tokens // layout.page_size
-        count = layout.pages_for(self.reservation.num_tokens) - first
+        first, count = self._written_pages(layout)
         opened = []
         for rank, page_hash in enumerate(page_hashes):
             for number in routes_into(self.link.routes, rank):
@@ -82,9 +81,14 @@ class Landing:
         """All pages are there: those that can be read without waiting are read from now on. Nothing where the digests are not open yet."""
         if self.digests is None or not self.digests.done():
             return
-        count = layout.pages_for(self.reservation.num_tokens) - self.reservation.resident_tokens // layout.page_size
+        _, count = self._written_pages(layout)
         for _, digest in self.digests.result():
             digest.ahead(range(layout.num_layers), 0, count, None)
+
+    def _written_pages(self, layout: KVLayout) -> tuple[int, int]:
+        """(first, count) of the prompt's pages that are written: not those that were resident."""
+        first = self.reservation.resident_tokens // layout.page_size
+        return first, layout.pages_for(self.reservation.num_tokens) - first
 
     def problem(self) -> tuple[str, str] | None:
         """(cause, message) when what landed is not what was asked for. Waits for the digests, if they were asked for: call it without the lock.
