@@ -34,7 +34,6 @@ class GrpcServer:
         *,
         tls: Tls | None = None,
         options: Sequence[tuple[str, int | str]] = (),
-        interceptors: Sequence[grpc.aio.ServerInterceptor] = (),
         max_concurrent_rpcs: int | None = None,
         port_flag: str = "--port",
     ) -> None:
@@ -44,7 +43,7 @@ class GrpcServer:
         self._port_flag = port_flag
         self._tls: Tls = tls or TlsSettings()
         self._begun = _Begun()
-        self._server = grpc.aio.server(options=list(options), interceptors=[self._begun, *interceptors], maximum_concurrent_rpcs=max_concurrent_rpcs)
+        self._server = grpc.aio.server(options=list(options), interceptors=[self._begun], maximum_concurrent_rpcs=max_concurrent_rpcs)
         self._health = health.aio.HealthServicer()
         self._names: list[str] = []
         self._draining = False
