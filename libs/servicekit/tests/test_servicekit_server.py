@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import grpc
@@ -77,6 +78,38 @@ async def test_clients_that_keep_calling_are_not_cancelled_when_it_stops() -> No
     await asyncio.gather(*clients)
     others.cancel()
     assert ends == [grpc.StatusCode.UNAVAILABLE] * 40
+
+
+async def test_calls_that_a_slow_loop_has_not_begun_are_not_cancelled_when_it_stops() -> None:
+    """Each takes several turns of the loop to begin, so that none begins for longer than a moment, and yet many have arrived."""
+    server = GrpcServer("127.0.0.1", 0, options=OPTIONS)
+    await server.start()
+    ends: list[grpc.StatusCode] = []
+
+    def client(number: int) -> None:
+        with grpc.insecure_channel(server.address, options=[("grpc.use_local_subchannel_pool", 1)]) as channel:
+            stub = health_pb2_grpc.HealthStub(channel)
+            while True:
+                try:
+                    stub.Check(health_pb2.HealthCheckRequest(), timeout=20)
+                except grpc.RpcError as error:
+                    ends.append(error.code())
+                    return
+                time.sleep(0.01 * number)
+
+    async def busy() -> None:
+        while True:
+            time.sleep(0.01)  # noqa: ASYNC251
+            await asyncio.sleep(0)
+
+    with ThreadPoolExecutor(32) as threads:
+        clients = [asyncio.wrap_future(threads.submit(client, number)) for number in range(32)]
+        others = asyncio.create_task(busy())
+        await asyncio.sleep(1.5)
+        await server.stop(1.0)
+        others.cancel()
+        await asyncio.gather(*clients)
+    assert ends == [grpc.StatusCode.UNAVAILABLE] * 32
 
 
 async def test_reflection_lists_what_was_added() -> None:

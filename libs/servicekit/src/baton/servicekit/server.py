@@ -20,8 +20,9 @@ Find = Callable[[grpc.HandlerCallDetails], Awaitable["grpc.RpcMethodHandler[Any,
 
 _SERVING = health_pb2.HealthCheckResponse.SERVING
 _NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
-#: How long no call may have begun before a server is told to stop, and how long that is waited for where calls keep coming, seconds.
-_QUIET_S, _QUIET_WITHIN_S = 0.02, 1.0
+#: No call may have begun for so many seconds and turns of the loop before a server is told to stop: one that has arrived takes a busy loop four turns
+#: to begin. And how many seconds that is waited for where calls keep coming.
+_QUIET_S, _QUIET_TURNS, _QUIET_WITHIN_S = 0.02, 12, 5.0
 
 
 class GrpcServer:
@@ -101,14 +102,22 @@ class GrpcServer:
         self._draining = True
         self._begun.hold()
         until = time.monotonic() + _QUIET_WITHIN_S
-        before = -1
-        while before != self._begun.num_calls and time.monotonic() < until:
-            before = self._begun.num_calls
-            await asyncio.sleep(_QUIET_S)
+        while await self._has_begun_calls() and time.monotonic() < until:
+            pass
         stopping = asyncio.ensure_future(self._server.stop(grace_s))
         await asyncio.sleep(0)  # it has been told
         self._begun.let_go()
         await stopping
+
+    async def _has_begun_calls(self) -> bool:
+        """False once none has begun for a while."""
+        before, since, turns = self._begun.num_calls, time.monotonic(), 0
+        while turns < _QUIET_TURNS or time.monotonic() - since < _QUIET_S:
+            await asyncio.sleep(_QUIET_S / _QUIET_TURNS)
+            turns += 1
+            if self._begun.num_calls != before:
+                return True
+        return False
 
 
 class _Begun(grpc.aio.ServerInterceptor):
