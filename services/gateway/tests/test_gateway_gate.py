@@ -13,7 +13,7 @@ import grpc
 import grpc.aio
 import httpx
 import pytest
-from gateway_harness import MODEL, Stack, ask, eventually
+from gateway_harness import MODEL, Stack, ask, eventually, greedy
 from gateway_worker import silence
 from google.rpc import error_details_pb2, status_pb2
 
@@ -322,6 +322,35 @@ async def test_a_keys_limits_hold_at_both_fronts_and_are_given_back(stack_of, ke
         await stack.stub.Generate(ask(), metadata=bearer(limited)).read()
     assert (caught.value.code(), retry_delay_s(caught.value) > 10) == (grpc.StatusCode.RESOURCE_EXHAUSTED, True)
     assert stack.gateway.shares.counters == {"key_concurrency": 1, "key_tokens": 1, "key_rate": 2}
+
+
+async def test_answers_count_against_a_key_not_requests(stack_of, tmp_path: Path) -> None:
+    """Several of one request as much as those of several requests; what fits only an empty account is told to wait, what never fits is a mistake."""
+    key, record = new_key(KeyRole.CLIENT, KeyLimits(max_concurrent=4))
+    path = tmp_path / "four"
+    path.write_text(record.line() + "\n")
+    stack: Stack = await stack_of(api_key_file=path)
+    stack.script(silence, silence)
+    async with httpx.AsyncClient(base_url=stack.http, headers=dict(bearer(key))) as client:
+        for body, param in (({"n": 5}, "n"), ({"prompt": ["a", "b", "c"], "n": 2}, "prompt")):
+            answer = await client.post("/v1/completions", json=BODY | body)
+            error = answer.json()["error"]
+            assert (answer.status_code, error["param"], error["code"]) == (400, param, "out_of_range"), error
+            assert "[1, 4]" in error["message"]
+            assert "max_concurrent" in error["message"]
+        with pytest.raises(grpc.aio.AioRpcError, match="max_concurrent") as caught:
+            await stack.stub.Generate(ask(sampling=greedy(n=5)), metadata=bearer(key)).read()
+        assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+        assert not stack.prefill.starts
+        first = stack.stub.Generate(ask(sampling=greedy(n=3)), metadata=bearer(key), timeout=20)
+        await stack.prefill.next_start()
+        answer = await client.post("/v1/completions", json=BODY | {"n": 2})
+        assert (answer.status_code, answer.json()["error"]["code"]) == (429, "key_concurrency")
+        first.cancel()
+        await stack.settled()
+        stack.script()
+        await eventually(lambda: not len(stack.gateway.shares))
+        assert (await client.post("/v1/completions", json=BODY | {"prompt": ["a", "b"], "n": 2})).status_code == 200
 
 
 async def test_two_keys_share_a_busy_gateway(stack_of, keys: Any, tmp_path: Path) -> None:

@@ -25,7 +25,8 @@ def test_a_keys_concurrent_requests() -> None:
     held = [Share(shares, who) for _ in range(3)]
     held[0].begin(0)
     held[1].begin(0)
-    with pytest.raises(KeyLimitError, match="API key 0123456789ab has 2 requests open or waiting, its limit is 2") as caught:
+    text = "API key 0123456789ab has 2 answers open or waiting, this request would add 1, its limit is 2"
+    with pytest.raises(KeyLimitError, match=text) as caught:
         held[2].begin(0)
     assert (caught.value.cause, caught.value.retry_after_s) == ("key_concurrency", 1)
     held[2].end()  # never begun: nothing to give back
@@ -36,6 +37,21 @@ def test_a_keys_concurrent_requests() -> None:
         share.end()
     assert len(shares) == 0
     assert shares.counters == {"key_concurrency": 1}
+
+
+def test_each_of_a_requests_answers_counts() -> None:
+    shares, who = Shares(), caller(max_concurrent=4)
+    several, one = Share(shares, who), Share(shares, who)
+    several.begin(0, 3)
+    with pytest.raises(KeyLimitError, match="has 3 answers open or waiting, this request would add 2, its limit is 4"):
+        one.begin(0, 2)
+    one.begin(0)
+    several.end()
+    more = Share(shares, who)
+    more.begin(0, 3)
+    one.end()
+    more.end()
+    assert len(shares) == 0
 
 
 @given(st.integers(1, 5), st.lists(st.floats(0, 30), max_size=60))

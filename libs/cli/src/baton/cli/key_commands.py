@@ -19,16 +19,19 @@ _MODE = 0o600
 
 File = Annotated[Path, typer.Option("--file", help="The file that the services read.", dir_okay=False)]
 MadeFile = Annotated[Path, typer.Option("--file", help="The file that the services read; made when it is not there.", dir_okay=False)]
-Count = Annotated[int | None, typer.Option(min=1, help="Overrides the gateway's own limit for this key.")]
+_OVERRIDES = "overrides the gateway's own limit for this key."
+Answers = Annotated[int | None, typer.Option(min=1, help=f"Answers open or waiting, each of a request's several counted: {_OVERRIDES}")]
+Requests = Annotated[int | None, typer.Option(min=1, help=f"Requests begun in a minute: {_OVERRIDES}")]
+Tokens = Annotated[int | None, typer.Option(min=1, help=f"Tokens open or waiting, prompts and max_tokens together: {_OVERRIDES}")]
 
 
 @app.command()
 def new(
     file: MadeFile,
     role: Annotated[KeyRole, typer.Option(help="client: asks for answers; admin: changes the fleet.")] = KeyRole.CLIENT,
-    max_concurrent: Count = None,
-    requests_per_minute: Count = None,
-    tokens_in_flight: Count = None,
+    max_concurrent: Answers = None,
+    requests_per_minute: Requests = None,
+    tokens_in_flight: Tokens = None,
     weight: Annotated[float, typer.Option(min=0.001, max=1000, help="Its share when several keys' requests wait, beside those of weight 1.")] = 1.0,
 ) -> None:
     """Makes a key, appends its hash to FILE and prints the key, once: it is kept nowhere. Running services take it within seconds."""

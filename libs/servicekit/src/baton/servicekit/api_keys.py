@@ -36,7 +36,10 @@ class KeyRole(Enum):
 
 @dataclass(frozen=True, slots=True)
 class KeyLimits:
-    """What a key may have at once and in a minute; None: what the service's settings say. weight: its share beside other keys' that wait."""
+    """What a key may have at once and in a minute; None: what the service's settings say.
+
+    max_concurrent: answers, of which one request may ask for several. weight: its share beside other keys' that wait.
+    """
 
     max_concurrent: int | None = None
     requests_per_minute: int | None = None

@@ -91,7 +91,9 @@ class GatewaySettings(ServiceSettings):
         description="Hashes of clients' API keys, written by `baton key new`; with it, requests need a key. Without it everybody may ask.",
     )
     key_max_concurrent: int | None = Field(
-        default=None, ge=1, description="Requests that one API key may have open or waiting; no limit when not set."
+        default=None,
+        ge=1,
+        description="Answers that one API key may have open or waiting, each of a request's several counted; no limit when not set.",
     )
     key_requests_per_minute: int | None = Field(
         default=None, ge=1, description="Requests that one API key may begin in a minute; no limit when not set."

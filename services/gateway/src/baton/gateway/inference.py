@@ -112,7 +112,9 @@ class Inference:
             request_log = request_log.bind(api_key=request.caller.key_id)
         share = Share(self._shares, request.caller)
         try:
-            share.begin(time.monotonic())
+            if (most := request.caller.limits.max_concurrent) is not None:
+                _check_number(request, most, "each answer counts against the API key's max_concurrent")
+            share.begin(time.monotonic(), request.num_answers)
             answer = await self._open_room(request, share, request_id, request_log, span)
         except GatewayError as error:
             share.end()
@@ -155,7 +157,7 @@ class Inference:
         self.check_model(request.model)
         vocab_size = self._vocab_size()
         check_ranges(request.sampling, vocab_size, self._context)
-        self._check_number(request)
+        _check_number(request, max(1, self._gate.max_rooms), "each answer takes a room (--max-rooms)")
         if abs(request.priority) > MAX_PRIORITY:
             raise OutOfRangeError("priority", request.priority, f"[{-MAX_PRIORITY}, {MAX_PRIORITY}]")
         self._gate.check()
@@ -202,15 +204,6 @@ class Inference:
         self._check_ready()  # the next one's limit is its servers'
         return ids
 
-    def _check_number(self, request: InferenceRequest) -> None:
-        """Of answers, each of which takes a room. Raises OutOfRangeError."""
-        n, num_prompts, limit = request.sampling.n or 1, len(request.prompts), max(1, self._gate.max_rooms)
-        if n > limit:
-            raise OutOfRangeError(request.sampling.name("n"), n, f"[1, {limit}]", "each answer takes a room (--max-rooms)")
-        if num_prompts > 1 and n * num_prompts > (limit := min(limit, MAX_ANSWERS)):
-            found = f"{num_prompts} prompts with {n * num_prompts} answers"
-            raise OutOfRangeError("prompt", found, f"[1, {limit}] answers", "send fewer prompts at once")
-
     def _open_choices(self, order: Order, prompt: Prompt, choices: list[Choice]) -> None:
         """Adds the answers to one more prompt, a room for each, all at once: the first one's prompt is the others' as well."""
         source = None
@@ -256,6 +249,17 @@ class Inference:
         if self._recorder is not None:
             room, reason = attempts.room, answer.telling.finish_reason
             self._recorder.ended(answer.request_id, room, answer.usage, reason, attempts.failed, attempts.num_recomputed)
+
+
+def _check_number(request: InferenceRequest, limit: int, why: str) -> None:
+    """Of answers, against a limit that the request would not fit if it were alone. Raises OutOfRangeError."""
+    n, num_prompts = request.sampling.n or 1, len(request.prompts)
+    if n > limit:
+        raise OutOfRangeError(request.sampling.name("n"), n, f"[1, {limit}]", why)
+    if num_prompts > 1 and request.num_answers > (most := min(limit, MAX_ANSWERS)):
+        found = f"{num_prompts} prompts with {request.num_answers} answers"
+        remedy = "send fewer prompts at once"
+        raise OutOfRangeError("prompt", found, f"[1, {most}] answers", f"{why}, {remedy}" if limit < MAX_ANSWERS else remedy)
 
 
 def _log_end(answer: Answer, attempts: Attempts, room_log: BoundLogger, span: Span) -> None:

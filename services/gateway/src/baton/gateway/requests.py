@@ -96,3 +96,8 @@ class InferenceRequest:
     @property
     def prompts(self) -> tuple[Prompt, ...]:
         return (self.prompt, *self.more_prompts)
+
+    @property
+    def num_answers(self) -> int:
+        """To all prompts; at least 1, also where `sampling.n` is out of its range."""
+        return max(1, self.sampling.n or 1) * len(self.prompts)

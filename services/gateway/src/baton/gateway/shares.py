@@ -14,6 +14,7 @@ MINUTE_S = 60.0
 
 @dataclass(eq=False, slots=True)
 class _Account:
+    #: Answers, several of which one request may ask for.
     num_open: int = 0
     tokens: int = 0
     #: When requests of the last minute began, as far as there is a limit to them.
@@ -30,20 +31,21 @@ class Shares:
     def __len__(self) -> int:
         return len(self._accounts)
 
-    def open_one(self, caller: Caller, now: float) -> None:
+    def open_one(self, caller: Caller, now: float, num_answers: int) -> None:
         account = self._accounts.get(caller.key_id) or _Account()
-        self._check(caller, account, now)
+        self._check(caller, account, now, num_answers)
         self._accounts[caller.key_id] = account
-        account.num_open += 1
+        account.num_open += num_answers
         if caller.limits.requests_per_minute is not None:
             account.begun.append(now)
 
-    def _check(self, caller: Caller, account: _Account, now: float) -> None:
+    def _check(self, caller: Caller, account: _Account, now: float, num_answers: int) -> None:
         limits = caller.limits
         while account.begun and account.begun[0] <= now - MINUTE_S:
             account.begun.popleft()
-        if limits.max_concurrent is not None and account.num_open >= limits.max_concurrent:
-            text = f"has {account.num_open} requests open or waiting, its limit is {limits.max_concurrent}: send the next when one has ended"
+        if limits.max_concurrent is not None and account.num_open + num_answers > limits.max_concurrent:
+            text = f"has {account.num_open} answers open or waiting, this request would add {num_answers}, its limit is {limits.max_concurrent}: "
+            text += "send it when others have ended"
             raise self._refused(caller, "key_concurrency", text)
         if limits.requests_per_minute is not None and len(account.begun) >= limits.requests_per_minute:
             wait_s = account.begun[-limits.requests_per_minute] + MINUTE_S - now
@@ -62,9 +64,9 @@ class Shares:
             raise self._refused(caller, "key_tokens", text)
         account.tokens += num_tokens
 
-    def close_one(self, caller: Caller, tokens: int) -> None:
+    def close_one(self, caller: Caller, num_answers: int, tokens: int) -> None:
         account = self._accounts[caller.key_id]
-        account.num_open -= 1
+        account.num_open -= num_answers
         account.tokens -= tokens
         self._forget_idle(caller.key_id)
 
@@ -81,13 +83,14 @@ class Share:
         self._shares = shares
         self._caller = caller
         self._tokens = 0
+        self._num_answers = 0
         self._is_open = False
 
-    def begin(self, now: float) -> None:
-        """One more request. `now`: time.monotonic(), seconds. Raises KeyLimitError."""
+    def begin(self, now: float, num_answers: int = 1) -> None:
+        """One more request. `now`: time.monotonic(), seconds. num_answers: all of them count until the request ends. Raises KeyLimitError."""
         if self._caller.key_id:
-            self._shares.open_one(self._caller, now)
-            self._is_open = True
+            self._shares.open_one(self._caller, now, num_answers)
+            self._num_answers, self._is_open = num_answers, True
 
     def add_tokens(self, num_tokens: int) -> None:
         """Prompt and max_tokens, once they are known. Raises KeyLimitError."""
@@ -98,4 +101,4 @@ class Share:
     def end(self) -> None:
         if self._is_open:
             self._is_open = False
-            self._shares.close_one(self._caller, self._tokens)
+            self._shares.close_one(self._caller, self._num_answers, self._tokens)
