@@ -6,11 +6,13 @@ import asyncio
 import contextlib
 import random
 import time
+from collections.abc import Iterable
 
 import grpc
 import grpc.aio
 
 from baton.gateway.errors import WorkerProtocolError
+from baton.gateway.measured import Impossible, clean_info, clean_report
 from baton.gateway.worker import Worker
 from baton.servicekit import Tls, get_logger, open_channel
 from baton.servicekit.tls import explain_refusal
@@ -44,6 +46,8 @@ class WorkerSession:
         self._attach = worker_pb2.Attach(gateway_id=gateway_id, gateway_address=gateway_address, prefix_key=prefix_key)
         self._tls = tls
         self._news = asyncio.Event()
+        #: Fields of which the process there reported what cannot be: each is logged once.
+        self._impossible: set[str] = set()
         self._log = log.bind(role=worker.leg.value, address=worker.address)
 
     async def run(self) -> None:
@@ -102,7 +106,11 @@ class WorkerSession:
             )
         self._worker.check(info)
         before = self._worker.instance_id
+        if before != info.instance_id:
+            self._impossible.clear()
+        impossible = clean_info(info) + clean_report(first)
         self._worker.came(info)
+        self._note_impossible(impossible)
         self._worker.take(first)
         self._news.set()
         self._log.info("worker connected", worker=info.instance_id, model=info.model, replaces=before if before != info.instance_id else "")
@@ -111,12 +119,21 @@ class WorkerSession:
         worker = self._worker
         while isinstance(report := await call.read(), worker_pb2.Report):
             worker.heard(time.monotonic())
+            self._note_impossible(clean_report(report))
             worker.take(report)
             if worker.num_urgent:
                 worker.hand_out(min(worker.num_urgent, URGENT_A_TURN))
             self._news.set()
             while worker.num_waiting_tokens > MAX_WAITING_TOKENS and worker.hand_out(STREAMS_A_TURN):  # noqa: ASYNC110 # it is this loop that empties it
                 await asyncio.sleep(0)
+
+    def _note_impossible(self, found: Iterable[Impossible]) -> None:
+        for one in found:
+            if one.field not in self._impossible:
+                self._impossible.add(one.field)
+                self._log.warning(
+                    "worker reports a number that cannot be", worker=self._worker.instance_id, field=one.field, value=str(one.value), limit=one.limit
+                )
 
     async def _hand_out(self) -> None:
         """Tells the rooms what the reader has taken, a few at a time."""
