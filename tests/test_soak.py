@@ -1,4 +1,4 @@
-"""The soak in short: 512 clients, every kind of process killed once, etcd restarted. Longer: `python -m tests.soak --minutes 30`."""
+"""The soak in short: 512 clients, every kind of process killed once and stopped once, etcd restarted. Longer: `python -m tests.soak --minutes 30`."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from soak.clients import Judgement, questions
 from soak.house import Held, House
-from soak.rounds import KILLED, Soak, _more, assert_named
+from soak.rounds import KILLED, STOPPED, Soak, _more, assert_named
 
 pytestmark = [pytest.mark.integration, pytest.mark.long, pytest.mark.timeout(900)]
 
@@ -16,7 +16,7 @@ NUM_CLIENTS = 512
 DEADLINE_S = 240.0
 
 
-async def test_every_kind_of_process_is_killed_under_512_clients(model_path: Path, tmp_path: Path) -> None:
+async def test_every_kind_of_process_is_killed_and_stopped_under_512_clients(model_path: Path, tmp_path: Path) -> None:
     house = House(model_path, tmp_path, DEADLINE_S)
     try:
         house.build()
@@ -24,6 +24,7 @@ async def test_every_kind_of_process_is_killed_under_512_clients(model_path: Pat
         await soak.learn()
         await soak.play(())
         disturbed = await soak.play(KILLED)
+        await soak.play(STOPPED)
     except BaseException:
         house.kill_all()
         raise

@@ -83,6 +83,35 @@ async def test_a_frozen_peer_is_found_by_keepalive(peer: tuple[int, int]) -> Non
         assert time.monotonic() - began < 5.0
 
 
+async def test_a_server_that_is_slow_to_shake_hands_is_connected_to() -> None:
+    """As one that hundreds connect to at once: the first bytes take a second to reach it."""
+    server = grpc.aio.server(options=SERVER_OPTIONS)
+    worker_pb2_grpc.add_WorkerServicer_to_server(Quiet(), server)
+    port = server.add_insecure_port("127.0.0.1:0")
+    await server.start()
+
+    async def carry(source: asyncio.StreamReader, into: asyncio.StreamWriter) -> None:
+        while data := await source.read(65_536):
+            into.write(data)
+        into.close()
+
+    async def relay(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await asyncio.sleep(1.0)
+        from_server, to_server = await asyncio.open_connection("127.0.0.1", port)
+        await asyncio.gather(carry(reader, to_server), carry(from_server, writer), return_exceptions=True)
+
+    async with await asyncio.start_server(relay, "127.0.0.1", 0) as slow:
+        address = "{}:{}".format(*slow.sockets[0].getsockname())
+        async with grpc.aio.insecure_channel(address, options=CHANNEL_OPTIONS) as channel:
+            call = worker_pb2_grpc.WorkerStub(channel).Session()
+            await call.write(worker_pb2.Command())
+            report = await call.read()
+            assert isinstance(report, worker_pb2.Report)
+            assert report.draining
+            call.cancel()
+    await server.stop(0)
+
+
 async def main() -> None:
     server, port = await serve()
     print(port, flush=True)

@@ -25,8 +25,10 @@ CHANNEL_OPTIONS: list[tuple[str, int]] = [
     *_SIZES,
     # A restarted peer is found again within a second, not after gRPC's default two minutes.
     ("grpc.initial_reconnect_backoff_ms", 100),
-    ("grpc.min_reconnect_backoff_ms", 100),
     ("grpc.max_reconnect_backoff_ms", 1_000),
+    # The time that one attempt to connect may take, whatever its name says. Hundreds of clients that connect to a busy server at once, or a distant
+    # host, take more than the backoff; a host that has vanished is not waited for longer than a lost packet or two.
+    ("grpc.min_reconnect_backoff_ms", 5_000),
     # Two channels to one address stay two connections.
     ("grpc.use_local_subchannel_pool", 1),
 ]
