@@ -33,10 +33,10 @@ def test_objectives_that_cannot_be_are_refused(values: tuple[float, float, float
         targets_of(IDLE, *values)
 
 
-def test_a_plain_servers_chunk_is_the_largest_that_the_streams_bear() -> None:
+def test_a_plain_servers_chunk_fills_half_of_what_the_streams_bear() -> None:
     assert prompt_token_ms(IDLE) == pytest.approx(3.0)
-    assert chunk_tokens(IDLE, 150.0) == 32  # (150 - 50) / 3 is 33.3
-    assert chunk_tokens([*IDLE, idle("split-1-1", 8, 50.0, concurrency=4, itl_ms=75.0)], 150.0) == 24  # (150 - 75) / 3 is 25
+    assert chunk_tokens(IDLE, 250.0) == 32  # half of (250 - 50) / 3 is 33.3
+    assert chunk_tokens([*IDLE, idle("split-1-1", 8, 50.0, concurrency=4, itl_ms=75.0)], 250.0) == 24  # half of (250 - 75) / 3 is 29.2
     assert chunk_tokens(IDLE, 51.0) == 16
     assert chunk_tokens(IDLE, 1e9) == 8192
 
