@@ -13,7 +13,7 @@ ITL_FACTOR = 3.0
 TTFT_FACTOR = 3.0
 #: A chunk is a multiple of this many tokens, and never below the second: smaller steps spend their time on reading the weights.
 CHUNK_MULTIPLE, CHUNK_MIN, CHUNK_MAX = 8, 16, 8192
-#: Part of what the ITL objective leaves beside a step that a chunk may fill. Steps differ: with more streams, longer contexts and a machine's moods, one
+#: Part of what the ITL objective leaves beside a step that a chunk may fill. Steps differ (more streams, longer contexts, a machine's moods): one
 #: that fills all of it misses the objective every other time, and its server's limit is then a matter of chance.
 CHUNK_SHARE = 0.5
 #: The search starts where servers that share all work evenly would be busy half of the time.
@@ -79,9 +79,9 @@ def targets_of(idle: Sequence[IdlePoint], ttft_ms: float | None, itl_p99_ms: flo
 
 
 def chunk_tokens(idle: Sequence[IdlePoint], itl_p99_ms: float) -> int:
-    """Most tokens in a step of a plain server such that a step with a chunk of somebody's prompt surely meets the ITL objective: the best that chunked
-    prefill can do for the streams. The step is that of the smallest batch that was measured. A chunk so small that the weights are read for it alone
-    is not taken."""
+    """Most tokens in a step of a plain server such that a step with a chunk of somebody's prompt surely meets the ITL objective: the best that
+    chunked prefill can do for the streams. The step is that of the smallest batch that was measured. A chunk so small that the weights are read for
+    it alone is not taken."""
     batches = sorted((point for point in idle if point.concurrency > 1), key=lambda point: point.concurrency)
     step_ms = batches[0].itl_ms if batches else median(point.itl_ms for point in single(idle))
     room_ms = CHUNK_SHARE * (itl_p99_ms - step_ms)
