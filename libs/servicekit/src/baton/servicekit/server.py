@@ -21,8 +21,8 @@ Find = Callable[[grpc.HandlerCallDetails], Awaitable["grpc.RpcMethodHandler[Any,
 _SERVING = health_pb2.HealthCheckResponse.SERVING
 _NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
 #: No call may have begun for so many seconds and turns of the loop before a server is told to stop: one that has arrived takes a busy loop four turns
-#: to begin. And how many seconds that is waited for where calls keep coming.
-_QUIET_S, _QUIET_TURNS, _QUIET_WITHIN_S = 0.02, 12, 5.0
+#: to begin. Longer where calls do come, until those who call in quick succession are all kept waiting; and how many seconds are given to that.
+_QUIET_S, _QUIET_TURNS, _QUIET_AFTER_CALLS_S, _QUIET_WITHIN_S = 0.02, 12, 0.3, 5.0
 
 
 class GrpcServer:
@@ -101,18 +101,18 @@ class GrpcServer:
         """
         self._draining = True
         self._begun.hold()
-        until = time.monotonic() + _QUIET_WITHIN_S
-        while await self._has_begun_calls() and time.monotonic() < until:
-            pass
+        until, quiet_s = time.monotonic() + _QUIET_WITHIN_S, _QUIET_S
+        while await self._has_begun_calls(quiet_s) and time.monotonic() < until:
+            quiet_s = _QUIET_AFTER_CALLS_S
         stopping = asyncio.ensure_future(self._server.stop(grace_s))
         await asyncio.sleep(0)  # it has been told
         self._begun.let_go()
         await stopping
 
-    async def _has_begun_calls(self) -> bool:
-        """False once none has begun for a while."""
+    async def _has_begun_calls(self, quiet_s: float) -> bool:
+        """False once none has begun for `quiet_s` and some turns of the loop."""
         before, since, turns = self._begun.num_calls, time.monotonic(), 0
-        while turns < _QUIET_TURNS or time.monotonic() - since < _QUIET_S:
+        while turns < _QUIET_TURNS or time.monotonic() - since < quiet_s:
             await asyncio.sleep(_QUIET_S / _QUIET_TURNS)
             turns += 1
             if self._begun.num_calls != before:
