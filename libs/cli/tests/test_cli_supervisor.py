@@ -9,8 +9,10 @@ import threading
 import time
 from pathlib import Path
 
+import grpc
 import psutil
 import pytest
+from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from baton.cli.errors import ServiceLostError, ServiceStartError
 from baton.cli.services import LogFollower, ServiceSpec, StopAskedError, Supervisor
@@ -77,6 +79,25 @@ def test_one_that_ignores_sigterm_is_killed_with_its_children_after_its_drain(tm
     assert supervisor.stop() == ["deaf"]
     assert_gone(*(service.pid for service in services))
     assert supervisor.stop() == []
+
+
+def test_one_that_people_keep_calling_while_it_stops_is_not_killed(tmp_path: Path) -> None:
+    """It keeps them waiting for as long as it may, to tell each of them."""
+    supervisor = Supervisor(tmp_path, drain_timeout_s=0)
+    front = supervisor.start(spec("front", "batons-own"))
+    address, over = supervisor.wait_ready([front], READY_S)["front"].addresses["grpc"], threading.Event()
+
+    def call() -> None:
+        with grpc.insecure_channel(address) as channel:
+            stub, calls = health_pb2_grpc.HealthStub(channel), []
+            while not over.wait(0.05):
+                calls.append(stub.Check.future(health_pb2.HealthCheckRequest(), timeout=20))
+
+    caller = threading.Thread(target=call)
+    caller.start()
+    assert supervisor.stop() == []
+    over.set()
+    caller.join()
 
 
 def test_a_second_signal_cuts_the_drain_short(tmp_path: Path) -> None:

@@ -67,7 +67,7 @@ class Pace:
     idle_rounds: int
 
 
-QUICK = Pace(cell_s=12.0, num_repeats=4, step=1.2, budget_s=390.0, attainment=0.9, idle_rounds=2)
+QUICK = Pace(cell_s=12.0, num_repeats=4, step=1.2, budget_s=470.0, attainment=0.9, idle_rounds=2)
 FULL = Pace(cell_s=60.0, num_repeats=3, step=1.1, budget_s=7200.0, attainment=0.99, idle_rounds=5)
 
 
@@ -107,7 +107,7 @@ def decide(
     start_rate: Annotated[float | None, typer.Option(help="Requests/s where the search begins; estimated from idle servers when not given.")] = None,
     cell_s: Annotated[float | None, typer.Option(help="Seconds of arrivals in one measurement; 60, with --quick 12.")] = None,
     repeats: Annotated[int | None, typer.Option(help="Rounds of repeats around the limits; 3, with --quick up to 4.", min=0)] = None,
-    budget_s: Annotated[float | None, typer.Option(help="No round of repeats that would end later; 7200, with --quick 390.")] = None,
+    budget_s: Annotated[float | None, typer.Option(help="No round of repeats that would end later; 7200, with --quick 470.")] = None,
     plain_chunk: Annotated[
         int | None, typer.Option(help="Most prompt tokens beside the streams in a plain server's step; as ITL allows when not given.", min=1)
     ] = None,

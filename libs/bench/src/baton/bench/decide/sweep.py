@@ -17,6 +17,8 @@ from baton.bench.targets import Target
 
 #: A cell at a low rate may take so many times its seconds to have enough requests, and has at least so many.
 STRETCH, FEWEST = 3, 8
+#: Part of the attainment. Two cells of which less than this part was good are no mood of the machine; one may be.
+FAR = 0.5
 
 
 @dataclass(frozen=True)
@@ -100,13 +102,21 @@ class Sweep:
         return found
 
     def _second_looks(self) -> list[tuple[str, int, Phase]]:
-        """Who may still win, on both sides of its limit; the others under the load that the best carries: was it chance that they broke there?"""
+        """Who may still win, on both sides of its limit; the others under the load that the best carries: was it chance that they broke there? Not
+        again where they were far from carrying it."""
         best, contenders = self._best(), self.contenders()
         looks: list[tuple[str, int, Phase]] = []
         for name, search in self._searches.items():
-            places = search.edges if name in contenders or best is None else (best,)
-            looks += [(name, place, "repeat") for place in places]
+            if name in contenders or best is None:
+                looks += [(name, place, "repeat") for place in search.edges]
+            elif not self._is_far_from(name, best):
+                looks.append((name, best, "repeat"))
         return looks
+
+    def _is_far_from(self, name: str, place: int) -> bool:
+        """Whether it was seen twice to serve less than FAR of what the objectives want under that load, taken together."""
+        there = [cell for cell in self.record.cells_of(name) if cell.rate_rps == self._plan.grid.rate_rps(place)]
+        return len(there) > 1 and not met(there, FAR * self._setting.targets.attainment)
 
     def contenders(self) -> list[str]:
         """The best split, and whoever may still be as good as the best."""
