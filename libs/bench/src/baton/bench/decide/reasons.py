@@ -32,12 +32,12 @@ def carries(record: DecideRecord, name: str) -> str:
 
 def ratio_words(found: Contest) -> str:
     high = "any" if found.high > BEYOND else f"{found.high:.2f}"
-    return f"{min(found.ratio, BEYOND):.2f} x (95 %: {found.low:.2f} to {high})"
+    return f"{min(found.ratio, BEYOND):.2f} x (90 %: {found.low:.2f} to {high})"
 
 
 def capacity_words(found: Capacity) -> str:
     bound = "at least " if found.at_least else "less than " if found.at_most else ""
-    return f"{bound}{plain(found.rps)} requests/s (95 %: {plain(found.low)} to {plain(found.high)})"
+    return f"{bound}{plain(found.rps)} requests/s (90 %: {plain(found.low)} to {plain(found.high)})"
 
 
 def of_load(record: DecideRecord, topology: Topology, capacities: Mapping[str, Capacity], load_rps: float) -> str:

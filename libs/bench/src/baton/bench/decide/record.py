@@ -151,7 +151,7 @@ class Cell:
 
 @dataclass(frozen=True)
 class Capacity:
-    """The highest load at which a topology meets the objectives, requests a second; `low` and `high` hold 95 % of the bootstrap's resamples.
+    """The highest load at which a topology meets the objectives, requests a second; `low` and `high` hold 90 % of the bootstrap's resamples.
 
     `at_least`: even the highest load that was measured was met. `at_most`: not even the lowest was (`rps` is 0 then).
     `limit`: what breaks above it: "ttft", "itl", "errors", or "" if nothing did."""
@@ -167,7 +167,7 @@ class Capacity:
 
 @dataclass(frozen=True)
 class Contest:
-    """Capacity of `subject` over that of `baseline`: median and 95 % of the bootstrap; `certainty`: part of resamples in which subject wins."""
+    """Capacity of `subject` over that of `baseline`: median and 90 % of the bootstrap; `certainty`: part of resamples in which subject wins."""
 
     subject: str
     baseline: str

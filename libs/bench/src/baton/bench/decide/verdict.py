@@ -65,7 +65,7 @@ def _field(measured: Sequence[Topology], capacities: Mapping[str, Capacity]) -> 
 
 
 def _by_capacity(record: DecideRecord, field: Sequence[Topology], capacities: Mapping[str, Capacity], draws: Mapping[str, Draws]) -> Choice:
-    """Who carries most; a more complex one must be above the champion in 95 % of the bootstrap's range."""
+    """Who carries most; a more complex one must be above the champion in 95 % of the bootstrap's resamples."""
     if all(capacities[topology.name].at_most for topology in field):
         return _none(record, field, capacities)
     champion, close, contests = field[0], list[Contest](), list[Contest]()

@@ -159,7 +159,7 @@ def _energy_of_decide(record: DecideRecord) -> list[Section]:
 
 def _capacities(record: DecideRecord) -> Table:
     assert record.verdict is not None
-    head = ("topology", "highest load that meets the objectives, requests/s", "95 %", "what breaks above it")
+    head = ("topology", "highest load that meets the objectives, requests/s", "90 %", "what breaks above it")
     rows = []
     for found in record.verdict.capacities:
         rps = f"{'at least ' if found.at_least else 'below ' if found.at_most else ''}{plain(found.rps)}"
