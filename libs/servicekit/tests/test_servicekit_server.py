@@ -112,6 +112,34 @@ async def test_calls_that_a_slow_loop_has_not_begun_are_not_cancelled_when_it_st
     assert ends == [grpc.StatusCode.UNAVAILABLE] * 32
 
 
+async def test_a_stop_that_is_cancelled_keeps_nobody_waiting() -> None:
+    """As by a second signal while calls still come."""
+    server = GrpcServer("127.0.0.1", 0, options=OPTIONS)
+    await server.start()
+    async with grpc.aio.insecure_channel(server.address) as channel:
+        await status(channel)  # it is connected
+        stopping = asyncio.create_task(server.stop(1.0))
+        await asyncio.sleep(0)
+        call = asyncio.create_task(status(channel))
+        await asyncio.sleep(0.1)
+        assert not call.done()
+        stopping.cancel()
+        await asyncio.gather(stopping, return_exceptions=True)
+        assert await call == NOT_SERVING
+    await server.stop()
+
+
+async def test_who_watches_is_told_before_it_stops() -> None:
+    server = GrpcServer("127.0.0.1", 0, options=OPTIONS)
+    await server.start()
+    await server.set_serving(True)
+    async with grpc.aio.insecure_channel(server.address) as channel:
+        told = aiter(health_pb2_grpc.HealthStub(channel).Watch(health_pb2.HealthCheckRequest(), timeout=5))
+        assert (await anext(told)).status == SERVING
+        _, last = await asyncio.gather(server.stop(1.0), anext(told))
+        assert last.status == NOT_SERVING
+
+
 async def test_reflection_lists_what_was_added() -> None:
     server = GrpcServer("127.0.0.1", 0, options=OPTIONS)
     server.add(reflection_pb2_grpc.add_ServerReflectionServicer_to_server, reflection_pb2_grpc.ServerReflectionServicer(), "made.up.Service")

@@ -99,14 +99,16 @@ class GrpcServer:
         gRPC's core cancels, without a word, what has arrived and was not begun when it is told to stop. So calls that come now are begun and kept
         waiting, until no more come, and are answered by their servicers once it has been told: each hears why it cannot be had.
         """
-        self._draining = True
+        await self.drain()
         self._begun.hold()
-        until, quiet_s = time.monotonic() + _QUIET_WITHIN_S, _QUIET_S
-        while await self._has_begun_calls(quiet_s) and time.monotonic() < until:
-            quiet_s = _QUIET_AFTER_CALLS_S
-        stopping = asyncio.ensure_future(self._server.stop(grace_s))
-        await asyncio.sleep(0)  # it has been told
-        self._begun.let_go()
+        try:
+            until, quiet_s = time.monotonic() + _QUIET_WITHIN_S, _QUIET_S
+            while await self._has_begun_calls(quiet_s) and time.monotonic() < until:
+                quiet_s = _QUIET_AFTER_CALLS_S
+            stopping = asyncio.ensure_future(self._server.stop(grace_s))
+            await asyncio.sleep(0)  # it has been told
+        finally:
+            self._begun.let_go()
         await stopping
 
     async def _has_begun_calls(self, quiet_s: float) -> bool:
