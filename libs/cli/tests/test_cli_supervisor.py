@@ -85,16 +85,20 @@ def test_one_that_people_keep_calling_while_it_stops_is_not_killed(tmp_path: Pat
     """It keeps them waiting for as long as it may, to tell each of them."""
     supervisor = Supervisor(tmp_path, drain_timeout_s=0)
     front = supervisor.start(spec("front", "batons-own"))
-    address, over = supervisor.wait_ready([front], READY_S)["front"].addresses["grpc"], threading.Event()
+    address = supervisor.wait_ready([front], READY_S)["front"].addresses["grpc"]
+    begun, over = threading.Event(), threading.Event()
 
     def call() -> None:
         with grpc.insecure_channel(address) as channel:
             stub, calls = health_pb2_grpc.HealthStub(channel), []
-            while not over.wait(0.05):
+            stub.Check(health_pb2.HealthCheckRequest(), timeout=20)
+            begun.set()
+            while not over.wait(0.005):
                 calls.append(stub.Check.future(health_pb2.HealthCheckRequest(), timeout=20))
 
     caller = threading.Thread(target=call)
     caller.start()
+    assert begun.wait(20)
     assert supervisor.stop() == []
     over.set()
     caller.join()

@@ -13,8 +13,9 @@ from baton.cli.services.health import is_serving
 from baton.cli.services.process import ReadyRecord, Service, ServiceSpec
 
 POLL_S = 0.05
-# What a service gets beyond its own drain timeout before it is killed.
-KILL_MARGIN_S = 5.0
+# What a service gets beyond its own drain timeout before it is killed. A gateway that people keep calling takes up to 5 s (GrpcServer.stop) and a
+# second for its clients' last messages.
+KILL_MARGIN_S = 10.0
 
 
 class StopAskedError(Exception):
