@@ -159,6 +159,19 @@ async def test_draining_is_unhealthy_and_takes_nothing(served, request_type) -> 
         assert caught.value.code() is grpc.StatusCode.UNAVAILABLE
 
 
+async def test_who_calls_while_the_port_closes_is_told_why(served, request_type) -> None:
+    async with served(Role.PLAIN) as bench:
+        await bench.stub.HealthCheck(pb.HealthCheckRequest())  # it is connected
+        bench.front.drain()
+        closing = asyncio.create_task(bench.door.close())
+        await asyncio.sleep(0)
+        calls = [asyncio.create_task(bench.ask(request_type(str(number)))) for number in range(8)]
+        for end in await asyncio.gather(*calls, return_exceptions=True):
+            assert isinstance(end, grpc.aio.AioRpcError)
+            assert (end.code(), "draining" in (end.details() or "")) == (grpc.StatusCode.UNAVAILABLE, True), end
+        await closing
+
+
 async def test_what_the_gateway_asks_of_a_server(served, model_folder) -> None:
     async with served(Role.DECODE) as bench:
         model = await bench.stub.GetModelInfo(pb.GetModelInfoRequest())

@@ -19,6 +19,8 @@ from baton.wire.channel import SERVER_OPTIONS
 from baton.workerkit import SglangSettings, WorkerFront
 
 FULL_NAME = "sglang.grpc.scheduler.SglangScheduler"
+#: What those who call while it closes get to hear why they are refused.
+LAST_WORDS_S = 1.0
 
 
 class Door:
@@ -55,7 +57,7 @@ class Door:
 
     async def close(self) -> None:
         """Ends what is still open. Idempotent."""
-        await self._server.stop(0.0)
+        await self._server.stop(LAST_WORDS_S)
         if self._hearing is not None:
             self._hearing.cancel()
             await asyncio.gather(self._hearing, return_exceptions=True)
