@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -110,6 +111,18 @@ async def test_a_server_that_is_slow_to_shake_hands_is_connected_to() -> None:
             assert report.draining
             call.cancel()
     await server.stop(0)
+
+
+async def test_a_call_of_five_seconds_says_that_nobody_could_be_connected_to() -> None:
+    """As those to etcd and to registries have: with an attempt as long as the call itself, its end would be a deadline that names nobody."""
+    with socket.create_server(("127.0.0.1", 0)) as silent:  # the system accepts for it, and nobody says anything
+        address = "{}:{}".format(*silent.getsockname())
+        async with grpc.aio.insecure_channel(address, options=CHANNEL_OPTIONS) as channel:
+            stub = worker_pb2_grpc.WorkerStub(channel)
+            with pytest.raises(grpc.aio.AioRpcError) as caught:
+                await stub.Describe(worker_pb2.DescribeRequest(), timeout=5.0)
+    assert caught.value.code() is grpc.StatusCode.UNAVAILABLE
+    assert address in (caught.value.details() or "")
 
 
 async def main() -> None:
