@@ -90,8 +90,8 @@ class SamplingParams(_message.Message):
     top_logprobs: _builtins.int
     """Given: `GenerateResponse.logprobs` has the log probability of each token, and those of the so many most probable ones. Range [0, 20]."""
     n: _builtins.int
-    """How many answers to the one prompt, which is computed and moved once. Default 1; range [1, 64], and what the gateway has rooms for. Answer i is
-    what a request for one answer gets with seed (seed + i * 0x9E3779B97F4A7C15) mod 2^64.
+    """How many answers to the one prompt, which is computed and moved once. Default 1; range [1, 64], and what the gateway has rooms for and the API
+    key may have at once. Answer i is what a request for one answer gets with seed (seed + i * 0x9E3779B97F4A7C15) mod 2^64.
     """
     prompt_logprobs: _builtins.int
     """Given: `GenerateResponse.prompt_logprobs` has the log probability of each of the prompt's tokens behind the first, and those of the so many most

@@ -224,7 +224,7 @@ def _sampling(limits: Limits) -> Schema:
         "min_p": maybe("number", minimum=0, maximum=1, description="Default 0: off."),
         "seed": maybe("integer", minimum=-(2**63), maximum=2**64 - 1, description="Drawn when it is not given. Equal seeds, equal answers."),
         "prompt_logprobs": maybe("integer", minimum=0, maximum=MAX_TOP_LOGPROBS, description="Of the prompt's tokens. Only with stream: false."),
-        "n": maybe("integer", minimum=1, maximum=MAX_CHOICES, description="Answers to the prompt, at most --max-rooms. Default 1."),
+        "n": maybe("integer", minimum=1, maximum=MAX_CHOICES, description="At most --max-rooms and the API key's max_concurrent. Default 1."),
         "min_tokens": maybe("integer", minimum=0, description="At most max_tokens. Default 0."),
         "stop": {"anyOf": [stop_string, {"type": "array", "maxItems": MAX_STOP_STRINGS, "items": stop_string}, {"type": "null"}]},
         "stop_token_ids": maybe("array", maxItems=MAX_STOP_TOKEN_IDS, items=_token(limits)),
