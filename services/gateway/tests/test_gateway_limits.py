@@ -213,6 +213,6 @@ async def test_one_deadline_goes_through_both_legs_and_ends_them(split: Stack, f
         assert caught.value.code() is grpc.StatusCode.DEADLINE_EXCEEDED
     assert time.monotonic() - began >= 0.6
     for worker in (split.prefill, split.decode):
-        assert 1 <= worker.starts[0].deadline_ms <= 700
+        assert 1 <= worker.starts[0].deadline_ms <= 710  # gRPC rounds what is left up, to as many digits as it likes to send
         await eventually(lambda worker=worker: len(worker.aborts) == 1)
     await split.settled()
