@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import signal
 import threading
+from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -39,12 +40,13 @@ NUM_PAGES = 512
 
 @dataclass
 class Client:
-    """One request on a thread of its own. tokens: of all its answers, as they came; over HTTP the pieces of text."""
+    """One request on a thread of its own. tokens: of all its answers, as they came; over HTTP the pieces of text. parts: how many of each answer."""
 
     fleet: Fleet
     number: int
     tokens: list[int | str] = field(default_factory=list)
     told: Told = field(default_factory=dict)
+    parts: Counter[int] = field(default_factory=Counter)
     problem: str = ""
 
     @property
@@ -97,6 +99,7 @@ class Client:
         with grpc.insecure_channel(self.fleet.grpc, options=[("grpc.use_local_subchannel_pool", 1)]) as channel:
             for message in InferenceStub(channel).Generate(request, timeout=240):
                 self.tokens += message.token_ids
+                self.parts[message.choice] += len(message.token_ids)
                 tokens, best = self.told.setdefault(message.choice, ([], []))
                 tokens += message.token_ids
                 best += [said.top_token_ids[0] for said in message.logprobs]
@@ -114,8 +117,14 @@ class Client:
                     self.problem = self.problem or json.dumps(event.get("error", ""))[:-1].removeprefix('"')
                     for choice in event.get("choices", []):
                         self.tokens += [choice["text"]] if choice["text"] else []
+                        self.parts[choice["index"]] += bool(choice["text"])
                         pieces, _ = self.told.setdefault(choice["index"], ([""], []))
                         pieces[0] += choice["text"]
+
+    def is_answered(self, num_tokens: int) -> bool:
+        """Whether so many tokens of each of its answers are here; over HTTP it may ask two prompts at once."""
+        num_prompts = 2 if self.number % 4 == 3 and self.num_answers > 1 else 1
+        return len(self.parts) == num_prompts * self.num_answers and min(list(self.parts.values())) >= num_tokens
 
     def answer(self) -> Told:
         self.thread.join(240)
@@ -214,8 +223,8 @@ def prefill_in_transfer(fleet: Fleet, clients: list[Client]) -> Worker:
 
 
 def prefill_in_mid_stream(fleet: Fleet, clients: list[Client]) -> Worker:
-    """After its part is done."""
-    wait_for(lambda: all(len(client.tokens) >= 3 for client in clients), 120, "three tokens for each")
+    """After its part is done, for every prompt and answer of every client."""
+    wait_for(lambda: all(client.is_answered(3) for client in clients), 120, "three tokens of each answer")
     return killed(busiest(fleet, "prefill"))
 
 
