@@ -40,11 +40,10 @@ NUM_PAGES = 512
 
 @dataclass
 class Client:
-    """One request on a thread of its own. tokens: of all its answers, as they came; over HTTP the pieces of text. parts: how many of each answer."""
+    """One request on a thread of its own. parts: how many tokens of each answer have come; over HTTP pieces of text."""
 
     fleet: Fleet
     number: int
-    tokens: list[int | str] = field(default_factory=list)
     told: Told = field(default_factory=dict)
     parts: Counter[int] = field(default_factory=Counter)
     problem: str = ""
@@ -98,7 +97,6 @@ class Client:
         request = pb.GenerateRequest(model=MODEL, token_ids=pb.TokenIds(ids=self.prompt), sampling=sampling)
         with grpc.insecure_channel(self.fleet.grpc, options=[("grpc.use_local_subchannel_pool", 1)]) as channel:
             for message in InferenceStub(channel).Generate(request, timeout=240):
-                self.tokens += message.token_ids
                 self.parts[message.choice] += len(message.token_ids)
                 tokens, best = self.told.setdefault(message.choice, ([], []))
                 tokens += message.token_ids
@@ -116,10 +114,13 @@ class Client:
                     event = json.loads(line.removeprefix("data: "))
                     self.problem = self.problem or json.dumps(event.get("error", ""))[:-1].removeprefix('"')
                     for choice in event.get("choices", []):
-                        self.tokens += [choice["text"]] if choice["text"] else []
                         self.parts[choice["index"]] += bool(choice["text"])
                         pieces, _ = self.told.setdefault(choice["index"], ([""], []))
                         pieces[0] += choice["text"]
+
+    @property
+    def num_tokens(self) -> int:
+        return sum(list(self.parts.values()))
 
     def is_answered(self, num_tokens: int) -> bool:
         """Whether so many tokens of each of its answers are here; over HTTP it may ask two prompts at once."""
@@ -198,7 +199,7 @@ def busiest(fleet: Fleet, kind: str) -> Worker:
 
 
 def tokens_of(clients: list[Client]) -> int:
-    return sum(len(client.tokens) for client in clients)
+    return sum(client.num_tokens for client in clients)
 
 
 # --- when to kill whom: each returns the victim, dead ---------------------------------------------------------------------------------
@@ -206,7 +207,7 @@ def tokens_of(clients: list[Client]) -> int:
 
 def decode_in_mid_stream(fleet: Fleet, clients: list[Client]) -> Worker:
     """After all short requests have some tokens."""
-    wait_for(lambda: all(len(client.tokens) >= 4 for client in clients[2:]), 120, "four tokens for each")
+    wait_for(lambda: all(client.num_tokens >= 4 for client in clients[2:]), 120, "four tokens for each")
     return killed(busiest(fleet, "decode"))
 
 
@@ -306,7 +307,7 @@ def test_one_after_the_other(fleet: Fleet, undisturbed: list[Told]) -> None:
 def test_a_frozen_decode_server_is_left_in_mid_stream(fleet: Fleet, undisturbed: list[Told]) -> None:
     before = len(retried(fleet))
     clients = everybody(fleet)
-    wait_for(lambda: all(len(client.tokens) >= 4 for client in clients[2:]), 120, "four tokens for each")
+    wait_for(lambda: all(client.num_tokens >= 4 for client in clients[2:]), 120, "four tokens for each")
     frozen = busiest(fleet, "decode")
     frozen.running.send(signal.SIGSTOP)
     try:

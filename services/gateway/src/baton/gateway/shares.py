@@ -83,22 +83,21 @@ class Share:
         self._shares = shares
         self._caller = caller
         self._tokens = 0
-        self._num_answers = 0
-        self._is_open = False
+        self._num_answers = 0  # none: not open
 
     def begin(self, now: float, num_answers: int = 1) -> None:
         """One more request. `now`: time.monotonic(), seconds. num_answers: all of them count until the request ends. Raises KeyLimitError."""
         if self._caller.key_id:
             self._shares.open_one(self._caller, now, num_answers)
-            self._num_answers, self._is_open = num_answers, True
+            self._num_answers = num_answers
 
     def add_tokens(self, num_tokens: int) -> None:
         """Prompt and max_tokens, once they are known. Raises KeyLimitError."""
-        if self._is_open:
+        if self._num_answers:
             self._shares.charge(self._caller, num_tokens)
             self._tokens += num_tokens
 
     def end(self) -> None:
-        if self._is_open:
-            self._is_open = False
-            self._shares.close_one(self._caller, self._num_answers, self._tokens)
+        if self._num_answers:
+            num_answers, self._num_answers = self._num_answers, 0
+            self._shares.close_one(self._caller, num_answers, self._tokens)
