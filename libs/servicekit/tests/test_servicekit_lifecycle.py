@@ -17,7 +17,7 @@ import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 SERVICE = """
-import asyncio, sys, time
+import asyncio, gc, sys, time
 from pathlib import Path
 from baton.servicekit import ListenSettings, LogSettings, SecretFileError, configure_logs, run
 
@@ -42,6 +42,8 @@ async def main(life):
         async def clock():
             raise RuntimeError("clock stopped")
         life.watch(asyncio.create_task(clock()))
+    if mode == "garbage":
+        print(len(gc.get_objects()) < 1000 < gc.get_freeze_count(), gc.get_threshold()[0], flush=True)
     await life.stopped()
     if mode == "slow-drain":
         print("draining", flush=True)
@@ -116,6 +118,13 @@ def test_ready_file_then_a_clean_stop(probes: list[Probe], tmp_path: Path, numbe
     assert (status, out) == (0, "drained\n")
     assert not probe.ready_file.exists()
     assert list(tmp_path.iterdir()) == []
+
+
+def test_what_a_service_is_made_of_is_not_looked_through_for_garbage(probes: list[Probe], tmp_path: Path) -> None:
+    probe = start(probes, "garbage", tmp_path)
+    probe.wait_ready()
+    probe.process.send_signal(signal.SIGTERM)
+    assert probe.end()[:2] == (0, "True 10000\ndrained\n")
 
 
 def test_a_second_signal_cuts_the_drain_short(probes: list[Probe], tmp_path: Path) -> None:

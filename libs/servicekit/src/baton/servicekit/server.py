@@ -4,19 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, cast
 
 import grpc
 import grpc.aio
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
-from grpc_reflection.v1alpha import reflection
+from grpc_reflection.v1alpha import reflection, reflection_pb2_grpc
 
+from baton.servicekit.begun import Begun
 from baton.servicekit.errors import AddressUnavailableError
 from baton.servicekit.groups import TlsSettings
 from baton.servicekit.tls import Tls, tls_files
-
-Find = Callable[[grpc.HandlerCallDetails], Awaitable["grpc.RpcMethodHandler[Any, Any] | None"]]
 
 _SERVING = health_pb2.HealthCheckResponse.SERVING
 _NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
@@ -43,8 +42,8 @@ class GrpcServer:
         self._wanted_port = port
         self._port_flag = port_flag
         self._tls: Tls = tls or TlsSettings()
-        self._begun = _Begun()
-        self._server = grpc.aio.server(options=list(options), interceptors=[self._begun], maximum_concurrent_rpcs=max_concurrent_rpcs)
+        self._server = grpc.aio.server(options=list(options), maximum_concurrent_rpcs=max_concurrent_rpcs)
+        self._begun = Begun(self._server)
         self._health = health.aio.HealthServicer()
         self._names: list[str] = []
         self._draining = False
@@ -55,19 +54,25 @@ class GrpcServer:
         return self._server
 
     @property
+    def _registrar(self) -> grpc.aio.Server:
+        """What generated code registers servicers with: of a server, that is all it uses."""
+        return cast("grpc.aio.Server", self._begun)
+
+    @property
     def address(self) -> str:
         """host:port as bound."""
         return join_address(self._host, self.port)
 
     def add(self, register: Callable[[Any, grpc.aio.Server], None], servicer: object, full_name: str) -> None:
         """Registers `servicer` through a generated `add_XServicer_to_server`; `full_name` ("baton.v1.Worker") serves health and reflection."""
-        register(servicer, self._server)
+        register(servicer, self._registrar)
         self._names.append(full_name)
 
     async def start(self) -> int:
         """Binds, starts and returns the port. Health says NOT_SERVING until `set_serving(True)`. Raises AddressUnavailableError, TlsError."""
-        health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
-        reflection.enable_server_reflection((*self._names, health.SERVICE_NAME, reflection.SERVICE_NAME), self._server)
+        health_pb2_grpc.add_HealthServicer_to_server(self._health, self._registrar)
+        reflected = reflection.aio.ReflectionServicer((*self._names, health.SERVICE_NAME, reflection.SERVICE_NAME))
+        reflection_pb2_grpc.add_ServerReflectionServicer_to_server(reflected, self._registrar)  # type: ignore[no-untyped-call]
         credentials = tls_files(self._tls).server_credentials()
         wanted = join_address(self._host, self._wanted_port)
         unavailable = f"cannot listen on {wanted}: the address is in use or not this host's; choose another --host or {self._port_flag}"
@@ -120,26 +125,6 @@ class GrpcServer:
             if self._begun.num_calls != before:
                 return True
         return False
-
-
-class _Begun(grpc.aio.ServerInterceptor):
-    """Counts calls, and keeps new ones waiting."""
-
-    def __init__(self) -> None:
-        self.num_calls = 0
-        self._may_go_on = asyncio.Event()
-        self._may_go_on.set()
-
-    def hold(self) -> None:
-        self._may_go_on.clear()
-
-    def let_go(self) -> None:
-        self._may_go_on.set()
-
-    async def intercept_service(self, continuation: Find, handler_call_details: grpc.HandlerCallDetails) -> grpc.RpcMethodHandler[Any, Any] | None:
-        self.num_calls += 1
-        await self._may_go_on.wait()
-        return await continuation(handler_call_details)
 
 
 def join_address(host: str, port: int) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from baton.gateway.detokenizer import Decode, Detokenizer
 from baton.gateway.stops import StopMatcher
@@ -11,19 +11,19 @@ from baton.gateway.tools.scanner import CallPart
 from baton.wire.v1 import common_pb2, inference_pb2
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Piece:
     """A part of the answer. Its ids and its text need not spell the same: text waits for whole characters and for stop strings."""
 
     text: str
     token_ids: list[int]
     #: One for each of the ids, where they were asked for.
-    logprobs: list[inference_pb2.TokenLogprobs] = field(default_factory=list)
+    logprobs: Sequence[inference_pb2.TokenLogprobs] = ()
     #: Which of the request's answers it belongs to, and why that one ends with it; None: it goes on.
     choice: int = 0
     #: Of a chat's answer: what was thought, and parts of calls; neither is in `text`.
     reasoning: str = ""
-    calls: list[CallPart] = field(default_factory=list)
+    calls: Sequence[CallPart] = ()
     finish: common_pb2.FinishReason.ValueType | None = None
 
 

@@ -44,6 +44,7 @@ class Attempts:
         #: Of the prompt's tokens behind the first, where they were asked for and a token has been taken.
         self.prompt_logprobs: Sequence[inference_pb2.TokenLogprobs] = ()
         self._order = order
+        self._wants_logprobs = order.admitted.sampling.HasField("top_logprobs")
         self._dispatcher = dispatcher
         self._fleet = fleet
         self._policy = policy
@@ -88,10 +89,14 @@ class Attempts:
 
     def take_logprobs(self) -> list[inference_pb2.TokenLogprobs]:
         """Of the tokens that `take` has returned since the last call, where the request asked for them."""
-        if not self._order.admitted.sampling.HasField("top_logprobs"):
+        if not self._wants_logprobs:
             return []
         known = self.room.logprobs
         return [known.pop(index) for index in sorted(known) if index < len(self._given) - self._before]
+
+    def close(self) -> None:
+        """Nobody is to hear any more that its room has failed; whatever runs of it goes on. They hold each other until then."""
+        self.on_failed = self.room.on_failed = self.room.may_leave = None
 
     def _watched(self, room: LiveRoom) -> LiveRoom:
         self._weights = weights_of(room.servers[-1])

@@ -74,13 +74,14 @@ class Choice:
             piece = self._split.apply(piece, is_last=self.finish_reason is not None)
             if self._split.num_calls and self.finish_reason == common_pb2.FINISH_REASON_STOP:
                 self.finish_reason = common_pb2.FINISH_REASON_TOOL_CALLS
-        return replace(piece, choice=self.index, finish=self.finish_reason)
+        piece.choice, piece.finish = self.index, self.finish_reason
+        return piece
 
     def _feed(self, tokens: list[int]) -> Piece:
         piece = self._text.feed(tokens)
         logprobs = self.attempts.take_logprobs()
         if logprobs:
-            piece = replace(piece, logprobs=logprobs[: len(piece.token_ids)])
+            piece.logprobs = logprobs[: len(piece.token_ids)]
         if self._text.stopped:
             self.attempts.room.answered("stop_string")
             self.finish_reason = common_pb2.FINISH_REASON_STOP
@@ -159,11 +160,13 @@ class Answer:
             self.handed_at = time.monotonic()
 
     async def _next(self) -> Piece:
+        if len(self.choices) == 1:
+            if self.choices[0].finish_reason is not None:
+                raise StopAsyncIteration
+            return await self.choices[0].next()
         open_choices = [choice for choice in self.choices if choice.finish_reason is None]
         if not open_choices and not self._coming:  # the last piece of one that is complete may not have been taken yet
             raise StopAsyncIteration
-        if len(self.choices) == 1:
-            return await self.choices[0].next()
         asked = self._coming.values()
         for choice in [choice for choice in open_choices if choice not in asked and not self._must_wait(choice)]:
             self._coming[asyncio.ensure_future(choice.next())] = choice
@@ -184,6 +187,8 @@ class Answer:
             task.cancel()
         if coming:
             await asyncio.gather(*coming, return_exceptions=True)
+        for choice in self.choices:
+            choice.attempts.close()
 
     async def report(self) -> inference_pb2.RoomReport:
         """How the request passed through the servers, its first choice where there are several. Waits a moment for a leg that has not said how it

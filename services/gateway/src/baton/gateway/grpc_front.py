@@ -91,7 +91,8 @@ class InferenceServicer:
                 said = inference_pb2.GenerateResponse(text=piece.text, token_ids=piece.token_ids, logprobs=piece.logprobs, choice=piece.choice)
                 if several and piece.finish is not None:
                     said.finish_reason = piece.finish
-                _add_chat_parts(said, piece)
+                if piece.reasoning or piece.calls:
+                    _add_chat_parts(said, piece)
                 if piece.text or piece.token_ids or piece.reasoning or piece.calls or said.finish_reason:
                     await context.write(said)
             last = inference_pb2.GenerateResponse(request_id=answer.request_id, usage=answer.usage)

@@ -161,8 +161,13 @@ class Inference:
         if abs(request.priority) > MAX_PRIORITY:
             raise OutOfRangeError("priority", request.priority, f"[{-MAX_PRIORITY}, {MAX_PRIORITY}]")
         self._gate.check()
-        self._check_ready()  # a prompt's limit is its servers'
-        prompts = [await self._encode(prompt, vocab_size) for prompt in request.prompts]
+        self._check_ready()
+        prompts: list[list[int]] = []
+        for prompt in request.prompts:
+            if prompts:
+                await asyncio.sleep(0)  # there may be many
+                self._check_ready()  # a prompt's limit is its servers'
+            prompts.append(await self._encode(prompt, vocab_size))
         await self._grammars.check(request.sampling.structure)
         self._check_ready()  # tokenising may have taken a while
         admitted = [
@@ -200,8 +205,6 @@ class Inference:
         ids = await self.tokenizer.encode(prompt, longest_prompt(self.fleet.routes))
         if isinstance(prompt, TokenPrompt):
             check_tokens(ids, prompt.field, vocab_size)
-        await asyncio.sleep(0)  # there may be many
-        self._check_ready()  # the next one's limit is its servers'
         return ids
 
     def _open_choices(self, order: Order, prompt: Prompt, choices: list[Choice]) -> None:

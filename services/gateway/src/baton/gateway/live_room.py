@@ -86,6 +86,8 @@ class LiveRoom:
         self._legs: dict[Leg, Worker] = {}
         self._ended: list[Worker] = []  # on which this room's leg ended as it should, or late
         self._sampling = starts[0][1].sampling
+        self._wants_logprobs = self._sampling.HasField("top_logprobs")
+        self._wants_prompt_logprobs = self._sampling.HasField("prompt_logprobs")
         self._merge = TokenMerge(self._sampling.max_tokens)
         self._finished: worker_pb2.Finished | None = None
         self._scribe = FailureScribe(self.machine, passage.accepted_at, deadline)
@@ -163,7 +165,7 @@ class LiveRoom:
             self.prompt_logprobs += logprobs
 
     def _lacks_prompt_logprobs(self) -> bool:
-        return self._sampling.HasField("prompt_logprobs") and len(self.prompt_logprobs) < self.num_prompt_tokens - 1
+        return self._wants_prompt_logprobs and len(self.prompt_logprobs) < self.num_prompt_tokens - 1
 
     def _deliver(self, following: list[int]) -> None:
         if self._merge.num_delivered == len(following) and self._lacks_prompt_logprobs():
@@ -171,7 +173,7 @@ class LiveRoom:
             origin = common_pb2.ORIGIN_PREFILL if len(self._starts) == 2 else common_pb2.ORIGIN_DECODE
             self._fail(self._scribe.make(grpc.StatusCode.INTERNAL, origin, "tokens_lost", text), None)
             return
-        if self._sampling.HasField("top_logprobs"):
+        if self._wants_logprobs:
             end = self._merge.num_delivered
             missing = [index for index in range(end - len(following), end) if index not in self.logprobs]
             if missing:
@@ -410,7 +412,7 @@ class LiveRoom:
         self._close()
 
     def _close(self) -> None:
-        self._clock.stop()
+        self._clock.close()
         if not self.settled.is_set():
             self.settled.set()
             self._on_closed(self)

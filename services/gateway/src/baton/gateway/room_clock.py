@@ -72,7 +72,16 @@ class RoomClock:
             self._deadline_timer.cancel()
             self._deadline_timer = None
 
+    def close(self) -> None:
+        """Stops for good and lets go of whom it would tell, who holds this clock."""
+        self.stop()
+        self._on_state_timeout = self._on_deadline = _nobody
+
     def _replace(self, following: tuple[float, Callable[[], None]] | None) -> None:
         if self._state_timer is not None:
             self._state_timer.cancel()
         self._state_timer = None if following is None else asyncio.get_running_loop().call_later(*following)
+
+
+def _nobody(*_: object) -> None:
+    """Whom a closed clock tells."""

@@ -26,6 +26,8 @@ REPETITION_PENALTY = (0.01, 10.0)
 #: The wire's fields that a server of sampling level 0 does not know.
 _LEVEL_1 = ("repetition_penalty", "presence_penalty", "frequency_penalty", "logit_bias", "top_logprobs")
 
+_IDLE = SamplingOptions(repetition_penalty=1.0, presence_penalty=0.0, frequency_penalty=0.0)
+
 #: Numbers up to this one are 0 as the 32-bit number that servers compute with.
 LEAST_TOP_P = 2.0**-150
 
@@ -63,12 +65,11 @@ def check_ranges(options: SamplingOptions, vocab_size: int, context: Callable[[]
 
 def beyond_level(options: SamplingOptions, level: int) -> str:
     """The first field, by the client's name, that asks for something which servers of that sampling level do not know; empty: none does."""
-    idle = SamplingOptions(repetition_penalty=1.0, presence_penalty=0.0, frequency_penalty=0.0)
     if options.prompt_logprobs is not None and level < 3:
         return options.name("prompt_logprobs")
     if options.structure is not None and level < 2:
         return options.structure.field
-    asked = (field for field in _LEVEL_1 if getattr(options, field) not in (None, getattr(idle, field)))
+    asked = (field for field in _LEVEL_1 if getattr(options, field) not in (None, getattr(_IDLE, field)))
     return "" if level >= 1 else options.name(next(asked, ""))
 
 

@@ -70,31 +70,38 @@ class TokenStream:
         self._max_buffered = max_buffered
         self._buffer: list[int] = []
         self._failure: common_pb2.Failure | None = None
-        self._news = asyncio.Event()
+        self._reader: asyncio.Future[None] | None = None
         self.finish: common_pb2.FinishReason.ValueType | None = None
 
     def push(self, tokens: list[int]) -> bool:
         """False when the client is so far behind that the bound is passed; the caller then ends the room."""
         self._buffer += tokens
-        self._news.set()
+        self._wake()
         return len(self._buffer) <= self._max_buffered
 
     def end(self, reason: common_pb2.FinishReason.ValueType) -> None:
         self.finish = reason
-        self._news.set()
+        self._wake()
 
     def fail(self, failure: common_pb2.Failure) -> None:
         self._failure = failure
-        self._news.set()
+        self._wake()
 
     async def take(self) -> list[int]:
-        """All tokens that are there, at least one; empty once, at the end of the answer. Raises RoomFailedError after the last token."""
+        """All tokens that are there, at least one; empty once, at the end of the answer. Raises RoomFailedError after the last token.
+
+        One reader at a time. It waits for a future: an asyncio.Event takes three times as long, for every token.
+        """
         while not self._buffer:
             if self._failure is not None:
                 raise RoomFailedError(self._failure)
             if self.finish is not None:
                 return []
-            self._news.clear()
-            await self._news.wait()
+            self._reader = asyncio.get_running_loop().create_future()
+            await self._reader
         taken, self._buffer = self._buffer, []
         return taken
+
+    def _wake(self) -> None:
+        if self._reader is not None and not self._reader.done():
+            self._reader.set_result(None)

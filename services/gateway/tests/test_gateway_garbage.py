@@ -1,0 +1,72 @@
+"""A request that has ended is gone: a cycle of it would stay until Python looks for such, for which every stream waits.
+
+One that failed leaves its error's traceback."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import httpx
+import pytest
+from gateway_harness import MODEL, Stack, ask, greedy
+from gateway_worker import silence
+
+StackOf = Callable[..., Any]
+
+
+@contextmanager
+def no_garbage() -> Iterator[None]:
+    """Of the gateway's."""
+    gc.collect()
+    gc.disable()
+    try:
+        yield
+        gc.set_debug(gc.DEBUG_SAVEALL)
+        gc.collect()
+        ours = [type(found).__qualname__ for found in gc.garbage if type(found).__module__.startswith("baton.gateway")]
+    finally:
+        gc.set_debug(0)
+        gc.garbage.clear()
+        gc.enable()
+    assert not ours
+
+
+async def answered(stack: Stack) -> None:
+    assert (await stack.reply()).text
+
+
+async def several(stack: Stack) -> None:
+    sampling = greedy()
+    sampling.n = 2
+    assert (await stack.reply(ask(sampling=sampling))).text
+
+
+async def over_http(stack: Stack) -> None:
+    async with httpx.AsyncClient() as client:
+        reply = await client.post(f"{stack.http}/v1/completions", json={"model": MODEL, "prompt": "one two", "max_tokens": 4, "temperature": 0})
+    assert reply.status_code == 200
+
+
+async def left(stack: Stack) -> None:
+    stack.script(prefill=silence, decode=silence)
+    call = stack.call()
+    await call.read()
+    call.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await call.read()
+
+
+@pytest.mark.parametrize("request_of", [answered, several, over_http, left])
+async def test_a_request_that_has_ended_leaves_no_cycle(stack_of: StackOf, request_of: Callable[[Stack], Any]) -> None:
+    stack = await stack_of(retries=0)
+    await request_of(stack)
+    await stack.settled()
+    with no_garbage():
+        for _ in range(3):
+            await request_of(stack)
+        await stack.settled()
+        await asyncio.sleep(0.05)  # what gRPC holds of a call that was just over
