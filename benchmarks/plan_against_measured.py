@@ -98,22 +98,22 @@ async def measured_runs(
     try:
         contestants = [Contestant("plain", model, targets["one"]), Contestant("split", model, targets["split-1-1"])]
         effort = Effort(longest_words=256, most_rows=6, num_each=arguments.each)
-        before = await measure_stages(contestants, folder / "before", effort, 100, reporter.step)
-        rough = calibrate(from_runs(before["plain"], before["split"], LIMITS, "first half"))
+        known = await measure_stages(contestants, folder / "stages-0", effort, 100, reporter.step)
+        rough = calibrate(from_runs(known["plain"], known["split"], LIMITS, "before the loads"))
         runs = []
-        for use in USES:
+        for number, use in enumerate(USES, 1):
             for name, target in targets.items():
                 rate = SCALES[name] * rate_of(rough, use)
                 plan = Plan(WORKLOAD, ArrivalOptions(rate_rps=rate, seed=round(100 * use)), arguments.requests, num_warm_up=2)
                 (path,) = await measure(plan, [Contestant(name, model, target)], folder / f"use-{use:g}", reporter.step)
                 runs.append(load_run(path))
-        # Half of the calibration before and half after, so that a machine that slows down or speeds up does so for both.
-        after = await measure_stages(contestants, folder / "after", effort, 900, reporter.step)
+            # A part of the calibration before and behind each load, so that a machine that slows down or speeds up does so for both.
+            more = await measure_stages(contestants, folder / f"stages-{number}", effort, 100 + 400 * number, reporter.step)
+            known = {name: known[name] + more[name] for name in known}
     finally:
         for target in targets.values():
             await target.aclose()
-    source = "one plain server and one pair on this machine, before and after"
-    return calibrate(from_runs(before["plain"] + after["plain"], before["split"] + after["split"], LIMITS, source)), runs
+    return calibrate(from_runs(known["plain"], known["split"], LIMITS, "one plain server and one pair on this machine, between the loads")), runs
 
 
 def rows_of(run: Run, prediction: Prediction) -> list[Row]:
@@ -148,7 +148,7 @@ def main() -> int:
     parser.add_argument("--model", default="smollm2", help="a name of `baton model list`, or a Hugging Face folder")
     parser.add_argument("--devices", default="cpu:0,cpu:1", help="two devices, as `baton decide` names them")
     parser.add_argument("--requests", type=int, default=80, help="requests of each measured load")
-    parser.add_argument("--each", type=int, default=6, help="requests of each point of a calibration")
+    parser.add_argument("--each", type=int, default=4, help="requests of each point in each of the calibration's three parts")
     parser.add_argument("--worker-flag", action="append", default=[], help="handed to every server")
     parser.add_argument("--out", type=Path, help="folder for raw samples, calibration.json and rows.json; a temporary one when not given")
     arguments = parser.parse_args()
