@@ -50,10 +50,6 @@ class GrpcServer:
         self.port = 0
 
     @property
-    def aio(self) -> grpc.aio.Server:
-        return self._server
-
-    @property
     def _registrar(self) -> grpc.aio.Server:
         """What generated code registers servicers with: of a server, that is all it uses."""
         return cast("grpc.aio.Server", self._begun)
