@@ -10,10 +10,13 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
+import grpc
 import httpx
 import pytest
-from gateway_harness import MODEL, Stack, ask, greedy
-from gateway_worker import silence
+from gateway_harness import MODEL, Stack, ask, eventually, greedy
+from gateway_worker import ScriptedWorker, by_the_book, silence
+
+from baton.wire.v1 import worker_pb2
 
 StackOf = Callable[..., Any]
 
@@ -58,6 +61,28 @@ async def left(stack: Stack) -> None:
     call.cancel()
     with pytest.raises(asyncio.CancelledError):
         await call.read()
+
+
+async def test_a_request_that_went_on_elsewhere_leaves_no_cycle(stack_of: StackOf) -> None:
+    to_break: list[str] = []
+
+    async def breaks(worker: ScriptedWorker, start: worker_pb2.Start) -> None:
+        if to_break:
+            worker.fail(start.room, grpc.StatusCode.UNAVAILABLE, to_break.pop())
+        else:
+            await by_the_book(worker, start)
+
+    stack = await stack_of(prefill=2, decode=2)
+    await eventually(lambda: len(stack.gateway.fleet.routes) == 4)
+    stack.script(prefill=breaks)
+    await answered(stack)
+    await stack.settled()
+    with no_garbage():
+        to_break.append("scripted")
+        await answered(stack)
+        await stack.settled()
+        await asyncio.sleep(0.05)
+    assert sum(stack.gateway.rooms.retries.values()) == 1
 
 
 @pytest.mark.parametrize("request_of", [answered, several, over_http, left])

@@ -96,7 +96,11 @@ class Attempts:
 
     def close(self) -> None:
         """Nobody is to hear any more that its room has failed; whatever runs of it goes on. They hold each other until then."""
-        self.on_failed = self.room.on_failed = self.room.may_leave = None
+        self.on_failed = None
+        self._let_go()
+
+    def _let_go(self) -> None:
+        self.room.on_failed = self.room.may_leave = None
 
     def _watched(self, room: LiveRoom) -> LiveRoom:
         self._weights = weights_of(room.servers[-1])
@@ -173,6 +177,7 @@ class Attempts:
             except GatewayError:
                 return False  # the gateway ends: the failure that the client is told is the room's
             self.failed.append(attempt)
+            self._let_go()
             self.num_recomputed += len(rest.prompt)
             self.room = self._watched(room)
         self._note(attempt, len(rest.prompt), pause_s)
