@@ -1,7 +1,9 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import time
+import weakref
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -152,6 +154,20 @@ async def test_reflection_lists_what_was_added() -> None:
         assert await status(channel, "made.up.Service") == NOT_SERVING
     await server.stop()
     assert {"made.up.Service", "grpc.health.v1.Health"} <= names
+
+
+async def test_one_that_is_dropped_without_a_stop_is_gone() -> None:
+    """gRPC shuts a running server down when nothing holds it any more: a cycle would."""
+    server = GrpcServer("127.0.0.1", 0, options=OPTIONS)
+    await server.start()
+    inner = weakref.ref(server._server)
+    gc.disable()
+    try:
+        del server
+        assert inner() is None
+    finally:
+        gc.enable()
+    await asyncio.sleep(0.1)  # its shutdown is a task of this loop
 
 
 async def test_a_taken_address_is_named() -> None:

@@ -23,31 +23,43 @@ _KINDS: dict[tuple[bool, bool], tuple[str, Callable[..., _Handler]]] = {
 
 
 class Begun:
-    """Takes handlers in a server's name, counts the calls that reach one, and keeps new ones waiting between `hold` and `let_go`.
+    """Counts the calls that reach a server's handlers, and keeps new ones waiting between `hold` and `let_go`.
 
     No interceptor: with one, gRPC makes a coroutine and a cycle of garbage for every call.
     """
 
-    def __init__(self, server: grpc.aio.Server) -> None:
+    def __init__(self) -> None:
         self.num_calls = 0
-        self.is_held = False
-        self.may_go_on = asyncio.Event()
-        self.may_go_on.set()
+        self._door = asyncio.Event()
+        self._door.set()
+
+    def hold(self) -> None:
+        self._door.clear()
+
+    def let_go(self) -> None:
+        self._door.set()
+
+    def count(self, handler: _Handler) -> _Handler:
+        """What is to answer the call that `handler` was found for."""
+        self.num_calls += 1
+        return handler if self._door.is_set() else _behind(self._door, handler)
+
+
+class Registrar:
+    """Takes handlers in a server's name and has `begun` count their calls. Of a server, generated code uses no more than this.
+
+    `begun` does not know the server: one that is dropped without a stop has no cycle that keeps it.
+    """
+
+    def __init__(self, server: grpc.aio.Server, begun: Begun) -> None:
         self._server = server
+        self._begun = begun
 
     def add_generic_rpc_handlers(self, handlers: Iterable[grpc.GenericRpcHandler]) -> None:
-        self._server.add_generic_rpc_handlers(tuple(_Counted(handler, self) for handler in handlers))
+        self._server.add_generic_rpc_handlers(tuple(_Counted(handler, self._begun) for handler in handlers))
 
     def add_registered_method_handlers(self, service_name: str, handlers: Mapping[str, _Handler]) -> None:
         """Generated code tells a server twice what it serves. These would go before the generic ones, which are counted."""
-
-    def hold(self) -> None:
-        self.is_held = True
-        self.may_go_on.clear()
-
-    def let_go(self) -> None:
-        self.is_held = False
-        self.may_go_on.set()
 
 
 class _Counted(grpc.GenericRpcHandler):
@@ -57,10 +69,7 @@ class _Counted(grpc.GenericRpcHandler):
 
     def service(self, handler_call_details: grpc.HandlerCallDetails) -> _Handler | None:
         found = self._handler.service(handler_call_details)
-        if found is None:
-            return None
-        self._begun.num_calls += 1
-        return _behind(self._begun.may_go_on, found) if self._begun.is_held else found
+        return None if found is None else self._begun.count(found)
 
 
 def _behind(door: asyncio.Event, handler: _Handler) -> _Handler:

@@ -49,7 +49,7 @@ class Lifecycle:
 
         Raises StartError where it cannot be written any more.
         """
-        collect_less()
+        _collect_less()
         self.was_ready = True
         log.info("ready", **{f"{name}_address": address for name, address in addresses.items()})
         if self._ready_file is not None:
@@ -92,7 +92,7 @@ class Lifecycle:
         await self.stopping.wait()
 
 
-def collect_less() -> None:
+def _collect_less() -> None:
     """What was made until now stays for good: it is not looked through again, which took a busy gateway's event loop 70 to 140 ms each time."""
     gc.collect()
     gc.freeze()

@@ -12,7 +12,7 @@ import grpc.aio
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection, reflection_pb2_grpc
 
-from baton.servicekit.begun import Begun
+from baton.servicekit.begun import Begun, Registrar
 from baton.servicekit.errors import AddressUnavailableError
 from baton.servicekit.groups import TlsSettings
 from baton.servicekit.tls import Tls, tls_files
@@ -43,16 +43,11 @@ class GrpcServer:
         self._port_flag = port_flag
         self._tls: Tls = tls or TlsSettings()
         self._server = grpc.aio.server(options=list(options), maximum_concurrent_rpcs=max_concurrent_rpcs)
-        self._begun = Begun(self._server)
+        self._begun = Begun()
         self._health = health.aio.HealthServicer()
         self._names: list[str] = []
         self._draining = False
         self.port = 0
-
-    @property
-    def _registrar(self) -> grpc.aio.Server:
-        """What generated code registers servicers with: of a server, that is all it uses."""
-        return cast("grpc.aio.Server", self._begun)
 
     @property
     def address(self) -> str:
@@ -61,14 +56,17 @@ class GrpcServer:
 
     def add(self, register: Callable[[Any, grpc.aio.Server], None], servicer: object, full_name: str) -> None:
         """Registers `servicer` through a generated `add_XServicer_to_server`; `full_name` ("baton.v1.Worker") serves health and reflection."""
-        register(servicer, self._registrar)
+        self._register(register, servicer)
         self._names.append(full_name)
+
+    def _register(self, register: Callable[[Any, grpc.aio.Server], None], servicer: object) -> None:
+        register(servicer, cast("grpc.aio.Server", Registrar(self._server, self._begun)))
 
     async def start(self) -> int:
         """Binds, starts and returns the port. Health says NOT_SERVING until `set_serving(True)`. Raises AddressUnavailableError, TlsError."""
-        health_pb2_grpc.add_HealthServicer_to_server(self._health, self._registrar)
+        self._register(health_pb2_grpc.add_HealthServicer_to_server, self._health)
         reflected = reflection.aio.ReflectionServicer((*self._names, health.SERVICE_NAME, reflection.SERVICE_NAME))
-        reflection_pb2_grpc.add_ServerReflectionServicer_to_server(reflected, self._registrar)  # type: ignore[no-untyped-call]
+        self._register(reflection_pb2_grpc.add_ServerReflectionServicer_to_server, reflected)
         credentials = tls_files(self._tls).server_credentials()
         wanted = join_address(self._host, self._wanted_port)
         unavailable = f"cannot listen on {wanted}: the address is in use or not this host's; choose another --host or {self._port_flag}"

@@ -161,12 +161,11 @@ class Inference:
         if abs(request.priority) > MAX_PRIORITY:
             raise OutOfRangeError("priority", request.priority, f"[{-MAX_PRIORITY}, {MAX_PRIORITY}]")
         self._gate.check()
-        self._check_ready()
         prompts: list[list[int]] = []
         for prompt in request.prompts:
             if prompts:
                 await asyncio.sleep(0)  # there may be many
-                self._check_ready()  # a prompt's limit is its servers'
+            self._check_ready()  # a prompt's limit is its servers'
             prompts.append(await self._encode(prompt, vocab_size))
         await self._grammars.check(request.sampling.structure)
         self._check_ready()  # tokenising may have taken a while

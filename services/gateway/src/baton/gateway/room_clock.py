@@ -35,7 +35,7 @@ UNLIMITED = Timeouts(0.0, 0.0, 0.0)
 
 
 class RoomClock:
-    """One timer for the state, replaced when the state changes, and one for the deadline. Call it on the event loop, and `stop` it."""
+    """One timer for the state, replaced when the state changes, and one for the deadline. Call it on the event loop, and `close` it."""
 
     def __init__(
         self, timeouts: Timeouts, deadline: float | None, *, on_state_timeout: Callable[[str, float], None], on_deadline: Callable[[], None]
