@@ -115,7 +115,7 @@ class Rig:
         try:
             while True:
                 async with asyncio.timeout(0.001):
-                    batch = await self.room.stream.take()
+                    batch = await self.room.answer.stream.take()
                 if not batch:
                     return tokens, "answered"
                 tokens += batch

@@ -11,14 +11,15 @@ from typing import TypeVar
 
 from opentelemetry import trace
 
-from baton.engine.grammar import Grammar, GrammarError, Grammars, NoGrammarsError
+from baton.engine.grammar import Grammar, GrammarError, Grammars
 from baton.engine.types import EngineEvent, Failed, Failure, PromptLogprobs, Role, Token
 from baton.servicekit import Metrics, extract_traceparent, get_logger
 from baton.wire.status import log_reason
 from baton.wire.v1 import common_pb2, worker_pb2
 from baton.workerkit.convert import ROLES, event_to_wire, failure_to_wire
 from baton.workerkit.errors import HostStoppedError, RefusedError
-from baton.workerkit.grammar_desk import GrammarDesk
+from baton.workerkit.gateways import Gateways
+from baton.workerkit.grammar_desk import GrammarDesk, no_grammar
 from baton.workerkit.host import Batch, EngineHost
 from baton.workerkit.intake import SAMPLING_LEVEL, Limits, take
 from baton.workerkit.load_reports import LoadReports
@@ -74,16 +75,14 @@ class WorkerFront:
         self._max_rooms = max_rooms
         self._tracer = tracer
         self._on_refused = on_refused or (lambda room, failure: None)
-        self._on_peers = on_peers or (lambda addresses: None)
         self._on_lost = on_lost or (lambda error: None)
         self._origin = "decode" if limits.role is Role.PLAIN else limits.role.value
         self._rooms: RoomTable[GatewaySession] = RoomTable()
         self._reaper = Reaper(self._on_due)
-        self._sessions: dict[GatewaySession, frozenset[str]] = {}
+        self._gateways = Gateways(on_peers or (lambda addresses: None))
         self._idle = asyncio.Event()
         self._idle.set()
-        self._peer_states: worker_pb2.PeerStates | None = None
-        self._loads = LoadReports(host, lambda: len(self._rooms), self._sessions)
+        self._loads = LoadReports(host, lambda: len(self._rooms), self._gateways)
         self._drain_begun = asyncio.Event()
         self.counters: Counter[str] = Counter()
         measured = metrics if metrics is not None and metrics.enabled else None
@@ -136,8 +135,7 @@ class WorkerFront:
 
     def end_sessions(self) -> None:
         """Ends every gateway's stream after its last report."""
-        for session in self._sessions:
-            session.end()
+        self._gateways.end()
 
     async def close(self) -> None:
         """Stops the timers and the engine's thread. Rooms must be over, or they are dropped."""
@@ -148,37 +146,30 @@ class WorkerFront:
 
     def peers_changed(self, states: worker_pb2.PeerStates) -> None:
         """Tells every gateway how the pairs with this worker are (decode only)."""
-        self._peer_states = states
-        for session in self._sessions:
-            session.peers(states)
+        self._gateways.tell_pairs(states)
 
     # --- what gateways ask ----------------------------------------------------------------------------------------------------
 
     def attach(self, session: GatewaySession) -> None:
-        self._sessions[session] = frozenset()
         self._loads.send_to(session)
-        if self._peer_states is not None:
-            session.peers(self._peer_states)
+        self._gateways.add(session)
         log.info("gateway attached", gateway_id=session.gateway_id, gateway_address=session.gateway_address)
 
     def detach(self, session: GatewaySession) -> None:
         """The session is over: its rooms are ended, its peers forgotten."""
-        named = self._sessions.pop(session, frozenset())
         rooms = self._rooms.of(session)
         log.info("gateway gone", gateway_id=session.gateway_id, rooms=len(rooms))
         for entry in rooms:
             message = f"the session of gateway {session.gateway_id} ended while room {entry.room} was open"
             self._abort(entry, Failure("UNAVAILABLE", "gateway", "gateway_lost", message))
-        if named:
-            self._tell_peers()
+        self._gateways.remove(session)
 
     def set_peers(self, session: GatewaySession, addresses: Sequence[str]) -> None:
-        self._sessions[session] = frozenset(addresses)
-        self._tell_peers()
+        self._gateways.name_peers(session, addresses)
 
     def gateway_address(self) -> str:
-        """Where clients should go: what the gateway that attached last said; empty when none ever did."""
-        return next((session.gateway_address for session in reversed(self._sessions)), "")
+        """Where clients should go, as the gateway that attached last says; empty when none is attached."""
+        return self._gateways.newest_address()
 
     def start_room(self, session: GatewaySession, start: worker_pb2.Start) -> None:
         """Takes a room or refuses it; either way the session is told."""
@@ -240,12 +231,9 @@ class WorkerFront:
             entry.request.sampling = replace(entry.request.sampling, grammar=made.constraint())
             self._submit(entry)
             return
-        if failure is None and isinstance(made, NoGrammarsError):
-            failure = Failure("INVALID_ARGUMENT", "client", "unsupported", str(made))
-        elif failure is None and isinstance(made, GrammarError):
-            failure = Failure("INVALID_ARGUMENT", "client", "grammar_invalid", f"the grammar cannot be compiled: {made}")
-        elif failure is None:
-            failure = Failure("RESOURCE_EXHAUSTED", self._origin, "overloaded", f"no thread could be started to compile the grammar: {made}")
+        if failure is None:
+            assert not isinstance(made, Grammar)
+            failure = no_grammar(made, self._origin)
         self._end(entry, Failed(entry.room, failure), time.monotonic())
         # The other half needs to know that it ended, not what the grammar says.
         self._on_refused(entry.room, replace(failure, message=log_reason(failure.cause, failure.message)))
@@ -277,9 +265,6 @@ class WorkerFront:
             self._host.abort(entry.room, failure)
         except HostStoppedError:
             self._end(entry, Failed(entry.room, failure), time.monotonic())
-
-    def _tell_peers(self) -> None:
-        self._on_peers(frozenset().union(*self._sessions.values()))
 
     # --- what the engine says -------------------------------------------------------------------------------------------------
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
-from baton.engine.grammar import Grammar, GrammarError, Grammars
+from baton.engine.grammar import Grammar, GrammarError, Grammars, NoGrammarsError
+from baton.engine.types import Failure
 from baton.servicekit.deep_work import DeepWork
 
 #: `ready` gets the grammar, or why there is none: a GrammarError is its client's mistake, a RuntimeError this server's trouble.
@@ -47,3 +48,12 @@ class GrammarDesk:
             made = error
         for ready in self._waiting.pop(text):
             ready(made)
+
+
+def no_grammar(why: GrammarError | RuntimeError, origin: str) -> Failure:
+    """What ends a room whose grammar there is none of. origin: this server's role, whose trouble a thread that cannot be started is."""
+    if isinstance(why, NoGrammarsError):
+        return Failure("INVALID_ARGUMENT", "client", "unsupported", str(why))
+    if isinstance(why, GrammarError):
+        return Failure("INVALID_ARGUMENT", "client", "grammar_invalid", f"the grammar cannot be compiled: {why}")
+    return Failure("RESOURCE_EXHAUSTED", origin, "overloaded", f"no thread could be started to compile the grammar: {why}")

@@ -77,13 +77,13 @@ class Attempts:
         """As TokenStream.take of the room in which the answer is made. Raises RoomFailedError when there is no other way left."""
         while True:
             try:
-                tokens = await self.room.stream.take()
+                tokens = await self.room.answer.stream.take()
             except RoomFailedError as error:
                 if not await self._again(error.failure()):
                     raise self._blaming(self._with_history(error.failure())) from None
                 continue
             if not self._given:
-                self.prompt_logprobs = self.room.prompt_logprobs
+                self.prompt_logprobs = self.room.answer.prompt_logprobs
             self._given += tokens
             return tokens
 
@@ -91,7 +91,7 @@ class Attempts:
         """Of the tokens that `take` has returned since the last call, where the request asked for them."""
         if not self._wants_logprobs:
             return []
-        known = self.room.logprobs
+        known = self.room.answer.logprobs
         return [known.pop(index) for index in sorted(known) if index < len(self._given) - self._before]
 
     def close(self) -> None:

@@ -88,7 +88,7 @@ class Choice:
         return piece
 
     def _end(self) -> Piece:
-        reason = self.attempts.room.stream.finish
+        reason = self.attempts.room.answer.stream.finish
         assert reason is not None
         rest = self._text.finish(by_stop_token=reason == common_pb2.FINISH_REASON_STOP)
         # The rest of the text may itself complete a stop string.

@@ -12,23 +12,20 @@ import grpc
 from opentelemetry.trace import Span
 from structlog.stdlib import BoundLogger
 
-from baton.gateway.continuation import ended_by
 from baton.gateway.errors import GatewayError
+from baton.gateway.legs import Legs
 from baton.gateway.report import Passage
 from baton.gateway.retry import is_chargeable, is_retryable
 from baton.gateway.room import Event, Room, State, Verdict
+from baton.gateway.room_answer import BrokenAnswerError, RoomAnswer
 from baton.gateway.room_clock import RoomClock, Timeouts
 from baton.gateway.room_failures import FailureScribe, cut_off, waits_for_word
-from baton.gateway.tokens import TokenConflictError, TokenMerge, TokenStream
 from baton.gateway.worker import ORIGINS, Leg, Worker
 from baton.wire.status import code_number, log_reason, origin_name, stage_name, status_code
 from baton.wire.v1 import common_pb2, inference_pb2, worker_pb2
 
 #: A prefill server that rang its doorbell says so at once; one that does not is told to end the room.
 SETTLE_S = 5.0
-
-#: Why a server may say that an answer has ended; other reasons are the gateway's own.
-_REASONS = (common_pb2.FINISH_REASON_STOP, common_pb2.FINISH_REASON_LENGTH)
 
 _EVENTS: dict[Leg, dict[str, Event]] = {
     Leg.PREFILL: {
@@ -68,34 +65,22 @@ class LiveRoom:
         self.room = room
         self.machine = _machine(starts)
         self.passage = passage
-        self.stream = TokenStream(max_buffered)
+        self.answer = RoomAnswer(starts[0][1], is_split=len(starts) == 2, max_buffered=max_buffered)
         self.failure: common_pb2.Failure | None = None
-        #: By number of the token in this room's answer; taken out by whoever takes the token.
-        self.logprobs: dict[int, inference_pb2.TokenLogprobs] = {}
-        #: Of the prompt's tokens behind the first, where they were asked for; whole when the first token comes.
-        self.prompt_logprobs: list[inference_pb2.TokenLogprobs] = []
         self.settled = asyncio.Event()
         self.on_failed: Callable[[], None] | None = None
         #: Asked when a server of this room is silent: whether the room is to fail, because another can take its place.
         self.may_leave: Callable[[common_pb2.Failure], bool] | None = None
         self.num_repeated_events = 0
         self._starts = starts
-        self._servers = tuple(worker for worker, _ in starts) if fork_of is None else fork_of.servers
         # An answer that was complete before its prompt had landed: others wait for that prompt, and then both legs are ended with this.
         self._once_landed: common_pb2.Failure | None = None
-        self._legs: dict[Leg, Worker] = {}
-        self._ended: list[Worker] = []  # on which this room's leg ended as it should, or late
-        self._sampling = starts[0][1].sampling
-        self._wants_logprobs = self._sampling.HasField("top_logprobs")
-        self._wants_prompt_logprobs = self._sampling.HasField("prompt_logprobs")
-        self._merge = TokenMerge(self._sampling.max_tokens)
-        self._finished: worker_pb2.Finished | None = None
+        self._legs = Legs(room, tuple(worker for worker, _ in starts) if fork_of is None else fork_of.servers)
         self._scribe = FailureScribe(self.machine, passage.accepted_at, deadline)
         self._clock = RoomClock(timeouts, deadline, on_state_timeout=self._on_state_timeout, on_deadline=self._on_deadline)
         self._log = log
         self._span = span
         self._on_closed = on_closed
-        self._answered = False
         self._told_by: Leg | None = None
 
     # --- life -----------------------------------------------------------------------------------------------------------------
@@ -108,25 +93,23 @@ class LiveRoom:
             if self.failure is not None:
                 break
             try:
-                worker.start(start, self)
+                self._legs.begin(worker, start, self)
             except GatewayError as error:
                 refused = error.failure()
                 refused.origin = ORIGINS[worker.leg]
                 self._fail(refused, None)
-            else:
-                self._legs[worker.leg] = worker
-        self._note("info", "room opened", prompt_tokens=len(self._starts[0][1].prompt_token_ids), servers=[w.instance_id for w, _ in self._starts])
+        self._note("info", "room opened", prompt_tokens=self.num_prompt_tokens, servers=[w.instance_id for w, _ in self._starts])
 
     def cancel(self, failure: common_pb2.Failure) -> None:
         """The client or the gateway wants no more of it. Ignored when the answer is complete."""
-        if not self._answered:
+        if not self.answer.is_complete:
             self._fail(failure, None)
         elif self._once_landed is not None:
             self._end_legs(failure)
 
     def answered(self, cause: str) -> None:
         """The gateway has the whole answer (a stop string): the legs that go on are ended. Not a failure."""
-        if self._answered or self.failure is not None:
+        if self._is_over:
             return
         self._apply(Event.ANSWERED)
         # In its client's name, who wanted no more than this: nobody's failure, on the servers either.
@@ -142,53 +125,25 @@ class LiveRoom:
     # --- what the workers say -------------------------------------------------------------------------------------------------
 
     def on_tokens(self, leg: Leg, first: int, tokens: list[int]) -> None:
-        if self._answered or self.failure is not None:
+        if self._is_over:
             return
-        if self._merge.extend(first, tokens):
-            self._deliver(tokens)
-            return
-        for index, token in enumerate(tokens, first):
-            try:
-                following = self._merge.add(index, token)
-            except TokenConflictError as error:
-                self._fail(self._scribe.make(grpc.StatusCode.INTERNAL, common_pb2.ORIGIN_TRANSFER, "token_conflict", str(error)), None)
-                return
-            if following:
-                self._deliver(following)
+        try:
+            for following in self.answer.merged(first, tokens):
+                if self.answer.begins_with(following):
+                    self._apply(Event.FIRST_TOKEN)
+                self.passage.token(time.monotonic(), len(following))
+                self.answer.push(following)
+        except BrokenAnswerError as error:
+            self._broken(error)
+        else:
+            self._check_complete()
 
     def on_logprobs(self, index: int, logprobs: inference_pb2.TokenLogprobs) -> None:
-        if not self._answered and self.failure is None and self._merge.num_delivered <= index < self._sampling.max_tokens:
-            self.logprobs.setdefault(index, logprobs)
+        if not self._is_over:
+            self.answer.take_logprobs(index, logprobs)
 
     def on_prompt_logprobs(self, first: int, logprobs: Sequence[inference_pb2.TokenLogprobs]) -> None:
-        if first == len(self.prompt_logprobs) + 1 and first + len(logprobs) <= self.num_prompt_tokens:
-            self.prompt_logprobs += logprobs
-
-    def _lacks_prompt_logprobs(self) -> bool:
-        return self._wants_prompt_logprobs and len(self.prompt_logprobs) < self.num_prompt_tokens - 1
-
-    def _deliver(self, following: list[int]) -> None:
-        if self._merge.num_delivered == len(following) and self._lacks_prompt_logprobs():
-            text = f"the first token came with {len(self.prompt_logprobs)} of the prompt's {self.num_prompt_tokens - 1} log probabilities"
-            origin = common_pb2.ORIGIN_PREFILL if len(self._starts) == 2 else common_pb2.ORIGIN_DECODE
-            self._fail(self._scribe.make(grpc.StatusCode.INTERNAL, origin, "tokens_lost", text), None)
-            return
-        if self._wants_logprobs:
-            end = self._merge.num_delivered
-            missing = [index for index in range(end - len(following), end) if index not in self.logprobs]
-            if missing:
-                text = f"token number {missing[0]} of the answer came without the log probabilities that were asked for"
-                origin = common_pb2.ORIGIN_PREFILL if missing[0] == 0 and len(self._starts) == 2 else common_pb2.ORIGIN_DECODE
-                self._fail(self._scribe.make(grpc.StatusCode.INTERNAL, origin, "tokens_lost", text), None)
-                return
-        if self._merge.num_delivered == len(following):
-            self._apply(Event.FIRST_TOKEN)
-        self.passage.token(time.monotonic(), len(following))
-        if not self.stream.push(following):
-            text = "the client reads more slowly than the answer is made: more tokens wait for it than --max-buffered-tokens allows"
-            self._fail(self._scribe.make(grpc.StatusCode.RESOURCE_EXHAUSTED, common_pb2.ORIGIN_CLIENT, "slow_reader", text), None)
-            return
-        self._check_complete()
+        self.answer.take_prompt_logprobs(first, logprobs)
 
     def on_event(self, leg: Leg, event: worker_pb2.RoomEvent) -> None:
         kind = event.WhichOneof("event") or "nothing"
@@ -202,7 +157,7 @@ class LiveRoom:
         self._note_details(event, kind)
         self._apply(known)
         if known in (Event.TRANSFERRED, Event.KV_READY, Event.FINISHED):
-            self._worker_of(leg).breaker.succeeded()
+            self._legs.server(leg).breaker.succeeded()
         if known in (Event.TRANSFERRED, Event.FINISHED):
             self._leg_over(leg)
         if known is Event.KV_READY and self._once_landed is not None:
@@ -215,7 +170,7 @@ class LiveRoom:
             self._charge(leg, failure)
             self._leg_failed(leg, failure, leg)
             return
-        lost = self._worker_of(cut).cut_off_failure(self._worker_of(leg), failure.message)
+        lost = self._legs.server(cut).cut_off_failure(self._legs.server(leg), failure.message)
         self._leg_failed(leg, self._scribe.of_worker(lost, cut), cut)
 
     def on_lost(self, leg: Leg, failure: common_pb2.Failure) -> None:
@@ -223,18 +178,18 @@ class LiveRoom:
 
     def on_silent(self, leg: Leg, failure: common_pb2.Failure) -> None:
         whole = self._scribe.of_worker(failure, leg)
-        if not self._answered and self.failure is None and self.may_leave is not None and self.may_leave(whole) and not self._only_unsaid():
+        if not self._is_over and self.may_leave is not None and self.may_leave(whole) and not self._only_unsaid():
             self._fail(whole, None)
 
     @property
     def num_prompt_tokens(self) -> int:
         """Those of the request and, in a room that goes on with an answer, those of the answer so far."""
-        return len(self._starts[0][1].prompt_token_ids)
+        return self.answer.num_prompt_tokens
 
     @property
     def servers(self) -> tuple[Worker, ...]:
         """Prefill first; of a fork those of the room that it goes on behind."""
-        return self._servers
+        return self._legs.servers
 
     @property
     def told_by(self) -> str:
@@ -247,14 +202,16 @@ class LiveRoom:
         others = (ORIGINS[worker.leg] for worker in self.servers if worker.leg is not self._told_by)
         return self._told_by is not None and self.failure is not None and self.failure.origin in others
 
-    # --- inside ---------------------------------------------------------------------------------------------------------------
+    @property
+    def _is_over(self) -> bool:
+        """Whether the client has all that it will get."""
+        return self.answer.is_complete or self.failure is not None
 
-    def _worker_of(self, leg: Leg) -> Worker:
-        return next(worker for worker in self._servers if worker.leg is leg)
+    # --- inside ---------------------------------------------------------------------------------------------------------------
 
     def _charge(self, leg: Leg, failure: common_pb2.Failure) -> None:
         """To the server that says it of itself. What one says of the other is no proof: the other says it too, or its session ends."""
-        worker = self._worker_of(leg)
+        worker = self._legs.server(leg)
         if failure.origin == ORIGINS[leg] and is_chargeable(failure) and worker.breaker.failed(time.monotonic()):
             worker.counters["breaker_opened"] += 1
             self._log.warning("breaker open", leg=leg.value, worker=worker.instance_id, cause=failure.cause)
@@ -268,7 +225,7 @@ class LiveRoom:
         elif kind == "prefill_started" and Event.PREFILL_STARTED not in self.machine.milestones:
             self.passage.cached_tokens = event.prefill_started.cached_tokens
         elif kind == "finished":
-            self._finished = event.finished
+            self.answer.finished(event.finished)
 
     def _apply(self, event: Event) -> None:
         before = self.machine.state
@@ -289,26 +246,23 @@ class LiveRoom:
         asyncio.get_running_loop().call_soon(partial(getattr(self._log, level), event, **what))
 
     def _on_state_timeout(self, name: str, allowed_s: float) -> None:
-        state = self.machine.state
-        text = f"the room stayed in {state.name} for {allowed_s:g} s, which --{name.replace('_', '-')}-s allows; {self._progress()}"
-        self._fail(self._scribe.make(grpc.StatusCode.DEADLINE_EXCEEDED, common_pb2.ORIGIN_GATEWAY, name, text, allowed_s), None)
+        self._fail(self._scribe.stayed_too_long(name, allowed_s, self._asked), None)
 
     def _on_deadline(self) -> None:
-        text = f"the request's deadline of {self._scribe.allowed_s:.3f} s has passed; {self._progress()}"
-        self._fail(self._scribe.make(grpc.StatusCode.DEADLINE_EXCEEDED, common_pb2.ORIGIN_GATEWAY, "deadline", text), None)
+        self._fail(self._scribe.past_deadline(self._asked), None)
 
-    def _progress(self) -> str:
-        seen = ", ".join(event.value for event in self.machine.milestones) or "nothing"
-        servers = " and ".join(worker.name for worker, _ in self._starts)
-        return f"of {servers} it heard: {seen}"
+    @property
+    def _asked(self) -> str:
+        """The servers that this room has starts for."""
+        return " and ".join(worker.name for worker, _ in self._starts)
 
     def _leg_failed(self, leg: Leg, failure: common_pb2.Failure, told_by: Leg) -> None:
         """`leg` is over there; told_by: whose word the failure is.
 
         Prefill's part is over once decode has the KV cache and the client the first token: what becomes of it then is no failure.
         """
-        harmless = leg is Leg.PREFILL and self.machine.state is State.SUCCESS and self._merge.num_delivered > 0
-        if harmless or self._answered:
+        harmless = leg is Leg.PREFILL and self.machine.state is State.SUCCESS and self.answer.num_tokens > 0
+        if harmless or self.answer.is_complete:
             self._log.info("leg ended late", leg=leg.value, cause=failure.cause)
             self._leg_over(leg)
             return
@@ -320,7 +274,7 @@ class LiveRoom:
 
     def _only_unsaid(self) -> bool:
         """Whether every token of the answer is here and only the word of it is missing. If so, the room is complete from now on."""
-        reason = ended_by(self._sampling, self._merge.tokens)
+        reason = self.answer.ending_unsaid()
         if reason is None:
             return False
         self._apply(Event.ANSWERED)
@@ -328,33 +282,28 @@ class LiveRoom:
         return True
 
     def _leg_over(self, leg: Leg) -> None:
-        worker = self._legs.pop(leg, None)
-        if worker is not None:
-            worker.release(self.room)
-            self._ended.append(worker)
-        if not self._legs and (self._answered or self.failure is not None):
+        self._legs.over(leg)
+        if not self._legs and self._is_over:
             self._close()
 
     def _check_complete(self) -> None:
         """The answer is complete when decode has finished and every token is there. What prefill still owes (the first one) is waited for."""
-        if self._finished is None or self._answered or self.failure is not None:
+        if self._is_over:
             return
-        if self._finished.reason not in _REASONS:
-            text = f"the answer has ended for reason number {self._finished.reason}, which this gateway does not know"
-            self._fail(self._scribe.make(grpc.StatusCode.INTERNAL, common_pb2.ORIGIN_DECODE, "worker_protocol", text), None)
-            return
-        missing = self._finished.completion_tokens - self._merge.num_delivered
-        if missing <= 0:
-            self._complete(self._finished.reason)
-        elif Leg.PREFILL not in self._legs or missing > self._merge.num_early + 1:
-            text = f"the answer has {self._finished.completion_tokens} tokens, {missing} of them never came"
-            origin = common_pb2.ORIGIN_PREFILL if self._merge.num_delivered == 0 and len(self._starts) == 2 else common_pb2.ORIGIN_DECODE
-            self._fail(self._scribe.make(grpc.StatusCode.INTERNAL, origin, "tokens_lost", text), None)
+        try:
+            reason = self.answer.ending(first_is_owed=Leg.PREFILL in self._legs)
+        except BrokenAnswerError as error:
+            self._broken(error)
+        else:
+            if reason is not None:
+                self._complete(reason)
+
+    def _broken(self, error: BrokenAnswerError) -> None:
+        self._fail(self._scribe.make(error.code, error.origin, error.cause, str(error)), None)
 
     def _complete(self, reason: common_pb2.FinishReason.ValueType) -> None:
-        self._answered = True
         self.passage.ended_at = time.monotonic()
-        self.stream.end(reason)
+        self.answer.complete(reason)
         if not self._legs:
             self._close()
             return
@@ -365,12 +314,12 @@ class LiveRoom:
 
     def _on_unsettled(self) -> None:
         text = f"the answer is complete, this leg has not ended within {SETTLE_S:g} s"
-        self._log.warning("leg did not end", legs=[leg.value for leg in self._legs])
+        self._log.warning("leg did not end", legs=self._legs.names)
         self._end_legs(common_pb2.Failure(code=code_number(grpc.StatusCode.DEADLINE_EXCEEDED), cause="leg_not_ended", message=text))
 
     def _fail(self, failure: common_pb2.Failure, over: Leg | None, told_by: Leg | None = None) -> None:
         """The first failure ends the room: the client is told, and every leg that is not `over` is aborted."""
-        if self._answered or self.failure is not None:
+        if self._is_over:
             return
         failure = self._scribe.placed(failure)
         self.failure, self._told_by = failure, told_by
@@ -392,23 +341,17 @@ class LiveRoom:
         )
         if moved:
             self._span.add_event(State.FAILED.name)
-        self.stream.fail(failure)
+        self.answer.stream.fail(failure)
         if over is not None:
-            worker = self._legs.pop(over, None)
-            if worker is not None:
-                worker.release(self.room)
+            self._legs.failed(over)
         if waits_for_word(self._span, failure):
-            for worker in self._ended:
-                worker.tell_failed(self.room, failure)
+            self._legs.tell_over(failure)
         self._end_legs(failure)
         if self.on_failed is not None:
             self.on_failed()
 
     def _end_legs(self, failure: common_pb2.Failure) -> None:
-        told = self._scribe.placed(failure)
-        legs, self._legs = self._legs, {}
-        for worker in legs.values():
-            worker.abort(self.room, told)
+        self._legs.abort(self._scribe.placed(failure))
         self._close()
 
     def _close(self) -> None:

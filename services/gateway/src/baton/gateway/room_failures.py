@@ -45,11 +45,6 @@ class FailureScribe:
         self._allowed_s = 0.0 if deadline is None else deadline - accepted_at
 
     @property
-    def allowed_s(self) -> float:
-        """The request's whole time; 0: no limit."""
-        return self._allowed_s
-
-    @property
     def elapsed_ms(self) -> float:
         return round((time.monotonic() - self._accepted_at) * 1e3, 3)
 
@@ -62,6 +57,20 @@ class FailureScribe:
                 code=code_number(code), origin=origin, cause=cause, message=message, allowed_ms=0 if allowed_s is None else round(allowed_s * 1e3)
             )
         )
+
+    def stayed_too_long(self, timeout: str, allowed_s: float, servers: str) -> common_pb2.Failure:
+        """timeout: name of the setting that bounds the state. servers: those that were asked, in words."""
+        flag = f"--{timeout.replace('_', '-')}-s"
+        text = f"the room stayed in {self._machine.state.name} for {allowed_s:g} s, which {flag} allows; {self._progress(servers)}"
+        return self.make(grpc.StatusCode.DEADLINE_EXCEEDED, common_pb2.ORIGIN_GATEWAY, timeout, text, allowed_s)
+
+    def past_deadline(self, servers: str) -> common_pb2.Failure:
+        text = f"the request's deadline of {self._allowed_s:.3f} s has passed; {self._progress(servers)}"
+        return self.make(grpc.StatusCode.DEADLINE_EXCEEDED, common_pb2.ORIGIN_GATEWAY, "deadline", text)
+
+    def _progress(self, servers: str) -> str:
+        seen = ", ".join(event.value for event in self._machine.milestones) or "nothing"
+        return f"of {servers} it heard: {seen}"
 
     def placed(self, failure: common_pb2.Failure) -> common_pb2.Failure:
         """With stage and times, where whoever made it did not know the room."""
