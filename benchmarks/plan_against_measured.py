@@ -1,11 +1,11 @@
 """Does the simulator of `baton plan` predict what real servers do? Real services on this machine, each pinned to a core of its own.
 
-    python benchmarks/plan_against_measured.py --requests 80
+    python benchmarks/plan_against_measured.py --requests 84
 
-Calibrates with one plain server and one pair, then measures one plain server, two plain servers and a pair under two Poisson loads each, and
-simulates the same requests at the same times. Prefix caches are off: the simulator has none. Prints predicted against measured; exits with 1 if p50
-is off by more than 15 % or p99 by more than 25 %, with 2 if the machine was too busy to calibrate. Predictions are made from the calibration alone:
-no measured load is fitted to.
+Calibrates with one plain server and one pair and measures one plain server, two plain servers and a pair under two Poisson loads each, in rounds,
+and simulates the same requests at the same times. Prefix caches are off: the simulator has none. Prints predicted against measured; exits with 1
+if p50 is off by more than 15 % or p99 by more than 25 %, with 2 if the machine was too busy to calibrate. Predictions are made from the calibration
+alone: no measured load is fitted to.
 """
 
 import argparse
@@ -14,7 +14,8 @@ import json
 import statistics
 import sys
 import tempfile
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
+from itertools import product
 from pathlib import Path
 
 from rich.console import Console
@@ -38,6 +39,7 @@ from baton.bench.plan import (
     save_calibration,
 )
 from baton.bench.runfile import Run
+from baton.bench.sample import Sample
 from baton.cli.decide_pool import Pool, parse_devices, topologies_of
 from baton.cli.demo import watched
 from baton.cli.fleet import FleetOptions
@@ -61,6 +63,8 @@ WORKLOAD = WorkloadOptions("chat", seed=7, prompt_words=12, document_words=160, 
 MEAN_PROMPT, MEAN_ANSWER = 60, 21
 DRAIN_TIMEOUT_S = 5.0
 NUM_SEEDS = 8
+#: Between the parts of a load, long enough for every answer to end.
+IDLE_S = 60.0
 
 
 @dataclass(frozen=True)
@@ -93,6 +97,7 @@ def rate_of(calibration: Calibration, use: float) -> float:
 async def measured_runs(
     addresses: dict[str, str], model: str, arguments: argparse.Namespace, folder: Path, console: Console
 ) -> tuple[Calibration, list[Run]]:
+    """In rounds: a part of the calibration, then a part of every load, so that a machine that slows down or speeds up does so for all of them."""
     reporter = ConsoleReporter(console)
     targets = {name: open_target(f"grpc://{address}", "completions", Asking(model)) for name, address in addresses.items()}
     try:
@@ -100,20 +105,39 @@ async def measured_runs(
         effort = Effort(longest_words=256, most_rows=6, num_each=arguments.each)
         known = await measure_stages(contestants, folder / "stages-0", effort, 100, reporter.step)
         rough = calibrate(from_runs(known["plain"], known["split"], LIMITS, "before the loads"))
-        runs = []
-        for number, use in enumerate(USES, 1):
-            for name, target in targets.items():
-                rate = SCALES[name] * rate_of(rough, use)
-                plan = Plan(WORKLOAD, ArrivalOptions(rate_rps=rate, seed=round(100 * use)), arguments.requests, num_warm_up=2)
-                (path,) = await measure(plan, [Contestant(name, model, target)], folder / f"use-{use:g}", reporter.step)
-                runs.append(load_run(path))
-            # A part of the calibration before and behind each load, so that a machine that slows down or speeds up does so for both.
+        parts: dict[tuple[float, str], list[Run]] = {}
+        for number in range(1, arguments.rounds + 1):
+            for use, name in product(USES, targets):
+                arrivals = ArrivalOptions(rate_rps=SCALES[name] * rate_of(rough, use), seed=1000 * number + round(100 * use))
+                plan = Plan(replace(WORKLOAD, seed=WORKLOAD.seed + number), arrivals, arguments.requests // arguments.rounds, num_warm_up=2)
+                (path,) = await measure(plan, [Contestant(name, model, targets[name])], folder / f"use-{use:g}-{number}", reporter.step)
+                parts.setdefault((use, name), []).append(load_run(path))
             more = await measure_stages(contestants, folder / f"stages-{number}", effort, 100 + 400 * number, reporter.step)
             known = {name: known[name] + more[name] for name in known}
     finally:
         for target in targets.values():
             await target.aclose()
-    return calibrate(from_runs(known["plain"], known["split"], LIMITS, "one plain server and one pair on this machine, between the loads")), runs
+    source = "one plain server and one pair on this machine, between the loads"
+    return calibrate(from_runs(known["plain"], known["split"], LIMITS, source)), [one_run(runs) for runs in parts.values()]
+
+
+def one_run(parts: list[Run]) -> Run:
+    """The parts of one load as one, an idle server's time between them."""
+    samples: list[Sample] = []
+    for number, part in enumerate(parts):
+        begin_s = IDLE_S + max(sample.ended_s for sample in samples) if samples else 0.0
+        samples += [
+            replace(
+                sample,
+                repeat=number,
+                scheduled_s=sample.scheduled_s + begin_s,
+                sent_s=sample.sent_s + begin_s,
+                ended_s=sample.ended_s + begin_s,
+                token_s=tuple(at + begin_s for at in sample.token_s),
+            )
+            for sample in part.samples
+        ]
+    return Run(parts[0].header, tuple(samples), tuple(lag for part in parts for lag in part.loop_lag_s))
 
 
 def rows_of(run: Run, prediction: Prediction) -> list[Row]:
@@ -147,8 +171,9 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", default="smollm2", help="a name of `baton model list`, or a Hugging Face folder")
     parser.add_argument("--devices", default="cpu:0,cpu:1", help="two devices, as `baton decide` names them")
-    parser.add_argument("--requests", type=int, default=80, help="requests of each measured load")
-    parser.add_argument("--each", type=int, default=4, help="requests of each point in each of the calibration's three parts")
+    parser.add_argument("--requests", type=int, default=84, help="requests of each measured load, in all rounds together")
+    parser.add_argument("--rounds", type=int, default=3, help="each with a part of every load and of the calibration")
+    parser.add_argument("--each", type=int, default=4, help="requests of each point in each part of the calibration")
     parser.add_argument("--worker-flag", action="append", default=[], help="handed to every server")
     parser.add_argument("--out", type=Path, help="folder for raw samples, calibration.json and rows.json; a temporary one when not given")
     arguments = parser.parse_args()

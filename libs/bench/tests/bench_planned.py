@@ -35,16 +35,18 @@ def chat(num: int, seed: int = 0) -> list[tuple[int, int]]:
     return [(3000 if number % 10 == 0 else int(draw.integers(50, 300)), int(draw.integers(60, 200))) for number in range(num)]
 
 
-def run_of(costs: Costs, shape: FleetShape, load: Load, seed: int = 3) -> Run:
-    """What a generator would have written, had these been the servers."""
+def run_of(costs: Costs, shape: FleetShape, load: Load, seed: int = 3, *, tells_start: bool = False) -> Run:
+    """What a generator would have written, had these been the servers. tells_start: they say when they began to compute."""
     samples, path = [], costs.path
     for job in simulate(costs, shape, load, seed).jobs:
         times = [job.first_s, *(job.first_s + np.cumsum(job.gaps_s())).tolist()]
         server = {}
+        if tells_start:
+            server = {"prefill_started_ms": 1e3 * (job.started_s - job.arrived_s), "server_ttft_ms": 1e3 * (job.first_s - job.arrived_s)}
         if shape.is_split and path is not None:
             num_bytes = job.prompt * path.kv_bytes_per_token
             exposed_s = path.handoff_s + path.tail_share * num_bytes / path.bandwidth
-            server = {"kv_bytes": num_bytes, "transfer_exposed_ms": 1e3 * exposed_s, "transfer_busy_ms": 1e3 * num_bytes / path.bandwidth}
+            server |= {"kv_bytes": num_bytes, "transfer_exposed_ms": 1e3 * exposed_s, "transfer_busy_ms": 1e3 * num_bytes / path.bandwidth}
         samples.append(
             Sample(
                 repeat=0,

@@ -104,6 +104,27 @@ def test_a_calibrated_simulator_predicts_loads_that_it_was_not_fitted_to(found: 
         assert figures[name].middle == pytest.approx(1000 * measured, rel=within), name
 
 
+@pytest.mark.parametrize("tells_start", [True, False])
+def test_what_a_request_costs_beside_its_steps_is_not_mistaken_for_a_step(tells_start: bool) -> None:
+    """Rows cost the same however many they are: the constants of request, step and rows make two sums then, and only the servers tell them apart."""
+    true = dataclasses.replace(CPU, steps=dataclasses.replace(CPU.steps, decode_row_s=0.0, decode_context_s=0.0))
+    loads = [load for load in stages() if load.rows != fixed(1500, 3, 6)]
+    plain = [run_of(true, FleetShape(num_plain=1), load, tells_start=tells_start) for load in loads]
+    ours = calibrate(from_runs(plain, (), ServerLimits(), "x")).costs
+    assert ours.request_s == (pytest.approx(true.request_s, rel=0.01) if tells_start else 0.0)
+    assert ours.request_s + ours.steps.prefill_step_s == pytest.approx(true.request_s + true.steps.prefill_step_s, rel=0.1)
+    assert ours.steps.step_s(20, 20**2, 2, 60) == pytest.approx(true.steps.step_s(20, 20**2, 2, 60), rel=0.05)
+
+
+def test_steps_of_some_numbers_of_rows_take_longer_than_the_formula_says() -> None:
+    true = dataclasses.replace(CPU, steps=dataclasses.replace(CPU.steps, rows_factor=(1.0, 1.3, 1.0)))
+    loads = [*stages(), ClosedLoad(fixed(20, 24, 8), 3)]
+    found = calibrate(from_runs([run_of(true, FleetShape(num_plain=1), load) for load in loads], (), ServerLimits(), "x"))
+    for rows in (1, 2, 3, 8):
+        assert found.costs.steps.decode_s(rows, 30 * rows) == pytest.approx(true.steps.decode_s(rows, 30 * rows), rel=0.03), rows
+    assert found.costs.steps.decode_s(20, 600) > found.costs.steps.decode_s(8, 600)
+
+
 @settings(max_examples=30)
 @given(st.lists(st.floats(0, 5), min_size=3, max_size=3), st.integers(0, 1000))
 def test_nonnegative_coefficients_are_found_exactly(true: list[float], seed: int) -> None:

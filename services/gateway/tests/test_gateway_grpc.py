@@ -37,7 +37,7 @@ async def test_the_report_names_states_servers_transfer_and_times(split: Stack) 
     assert (report.transfer.transport, report.transfer.bytes, report.transfer.puts) == ("sysv", 46_080, 3)
     # decode's word on the digest and on what was exposed
     assert (report.transfer.digest_checked, report.transfer.exposed_ms) == (True, 0.5)
-    assert 0 < report.ttft_ms <= report.total_ms
+    assert 0 < report.prefill_started_ms <= report.ttft_ms <= report.total_ms
     assert report.mean_itl_ms > 0
     ends = [span.start_ms + span.duration_ms for span in report.states]
     starts = [span.start_ms for span in report.states]

@@ -53,6 +53,8 @@ def facts(report: inference_pb2.RoomReport) -> list[tuple[str, str]]:
     else:
         rows.append(("KV moved", "none (prefill and decode ran in one server)"))
     rows += failure_facts(report)
+    if report.prefill_started_ms > 0:
+        rows.append(("prefill began after", f"{report.prefill_started_ms:.1f} ms"))
     rows += [
         ("TTFT", f"{report.ttft_ms:.1f} ms"),
         ("mean ITL", f"{report.mean_itl_ms:.2f} ms" if report.usage.completion_tokens > 1 else "- (one token)"),

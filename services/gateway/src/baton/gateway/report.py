@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from baton.gateway.retry import FailedAttempt
-from baton.gateway.room import Room
+from baton.gateway.room import Event, Room
 from baton.gateway.withheld import told
 from baton.servicekit import Buckets
 from baton.wire.v1 import inference_pb2
@@ -98,6 +98,8 @@ def room_report(
         prefilled_on_decode=passage.prefilled_on_decode,
         recomputed_tokens=num_recomputed,
     )
+    if (began := machine.milestones.get(Event.PREFILL_STARTED)) is not None:
+        report.prefill_started_ms = (began - passage.accepted_at) * 1e3
     if passage.transfer is not None:
         report.transfer.CopyFrom(passage.transfer)
         # Decode compares the digest and sees the doorbell: its word on both is the one that counts.

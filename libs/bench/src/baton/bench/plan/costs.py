@@ -16,7 +16,10 @@ class StepCosts:
 
     A step with prompt chunks takes prefill_step_s + prefill_token_s * tokens + prefill_square_s * square, where a chunk [start, start + count) has
     the square count * (2 * start + count), so that the chunks of a prompt of n tokens have n * n together; and, if it has decode rows too,
-    `mixed_share` of what they would take alone."""
+    `mixed_share` of what they would take alone.
+
+    `rows_factor`: what steps of 1, 2, ... decode rows took over that formula, the last for all larger ones; devices compute some numbers of rows
+    at the price of more of them. Empty: the formula alone."""
 
     prefill_step_s: float
     prefill_token_s: float
@@ -25,9 +28,13 @@ class StepCosts:
     decode_row_s: float
     decode_context_s: float
     mixed_share: float = 1.0
+    rows_factor: tuple[float, ...] = ()
 
     def decode_s(self, rows: int, context: int) -> float:
-        return self.decode_step_s + self.decode_row_s * rows + self.decode_context_s * context
+        return self.factor_of(rows) * (self.decode_step_s + self.decode_row_s * rows + self.decode_context_s * context)
+
+    def factor_of(self, rows: int) -> float:
+        return self.rows_factor[min(rows, len(self.rows_factor)) - 1] if self.rows_factor and rows else 1.0
 
     def prefill_s(self, tokens: int, square: int) -> float:
         return self.prefill_step_s + self.prefill_token_s * tokens + self.prefill_square_s * square
@@ -110,7 +117,7 @@ class Costs:
         try:
             path = found["path"]
             return cls(
-                steps=StepCosts(**found["steps"]),
+                steps=StepCosts(**{**found["steps"], "rows_factor": tuple(found["steps"].get("rows_factor", ()))}),
                 request_s=found["request_s"],
                 path=None if path is None else PathCosts(**path),
                 roles=Roles(**found["roles"]),

@@ -1,7 +1,7 @@
 """From points to costs: non-negative least squares, with residuals told, refused when the formulas do not describe what was measured."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -20,6 +20,8 @@ MOST_MEDIAN_RESIDUAL = 0.25
 MIN_POINTS = 8
 #: Prompts of at least so many lengths are needed to know what a token and what a square costs.
 MIN_LENGTHS = 3
+#: Steps of one number of rows that are believed to say how long such a step takes.
+MIN_STEPS_OF_ROWS = 20
 NUM_REPLICATES = 12
 NUM_QUANTILES = 101
 #: A neighbour or a role is not believed to make anything faster; what says so is noise.
@@ -84,30 +86,48 @@ def _require_enough(measured: Measured) -> None:
 
 
 def _costs(plain: Points, split: Points, max_batched: int) -> Costs:
-    step_row_context = fit(np.asarray([[1, gap.rows, gap.context] for gap in plain.decode], dtype=np.float64), _seconds(plain.decode))
-    decode_step_s, decode_row_s, decode_context_s = map(float, step_row_context)
-    rough = StepCosts(0, 0, 0, decode_step_s, decode_row_s, decode_context_s)
-    columns, seconds = _prefill_rows(plain, rough, max_batched)
+    decode = _decode(plain.decode)
+    said = [point.outside_s for point in plain.first if point.outside_s is not None]
+    outside_s = float(np.median(said)) if said else None
+    columns, seconds = _prefill_rows(plain, decode, max_batched, outside_s)
     request_s, step_s, token_s, square_s, share = map(float, fit(columns, seconds))
-    steps = StepCosts(step_s, token_s, square_s, decode_step_s, decode_row_s, decode_context_s, share if plain.mixed else 1.0)
-    costs = Costs(steps, request_s)
+    steps = replace(decode, prefill_step_s=step_s, prefill_token_s=token_s, prefill_square_s=square_s, mixed_share=share if plain.mixed else 1.0)
+    costs = Costs(steps, request_s if outside_s is None else outside_s)
     return costs if not split.first else _with_split(costs, split, max_batched)
 
 
-def _prefill_rows(plain: Points, rough: StepCosts, max_batched: int) -> tuple[Array, Array]:
+def _decode(gaps: Sequence[DecodeGap]) -> StepCosts:
+    """Of decode rows alone: the formula, and how far steps of each number of rows are off it. Numbers that were seen too rarely lie between."""
+    columns = np.asarray([[1, gap.rows, gap.context] for gap in gaps], dtype=np.float64)
+    step_s, row_s, context_s = map(float, fit(columns, _seconds(gaps)))
+    steps = StepCosts(0, 0, 0, step_s, row_s, context_s)
+    off: dict[int, list[float]] = {}
+    for gap in gaps:
+        off.setdefault(gap.rows, []).append(gap.seconds / steps.decode_s(gap.rows, gap.context))
+    known = {rows: float(np.median(found)) for rows, found in sorted(off.items()) if len(found) >= MIN_STEPS_OF_ROWS}
+    if not known:
+        return steps
+    every = np.arange(1, max(known) + 1)
+    return replace(steps, rows_factor=tuple(np.interp(every, list(known), list(known.values())).tolist()))
+
+
+def _prefill_rows(plain: Points, decode: StepCosts, max_batched: int, outside_s: float | None) -> tuple[Array, Array]:
     """Columns: of a request, of a step, of a token, of a square, of the decode rows in the same step.
 
-    A prompt that came while rows ran waited for half a step of theirs on average, and had them in its own steps."""
+    A prompt that came while rows ran waited for half a step of theirs on average, and had them in its own steps. outside_s: what the servers say of
+    a request outside of their steps; the first column is nothing then. Where they say nothing, only prompts of several steps tell a request's share
+    from its steps': among prompts of one step, alone and with rows, the constants of request, step and rows make two sums, which leaves one of the
+    three open. Without such prompts all of it is the step's: a step reads the whole model, a request's share is small beside that."""
     rows, seconds = [], []
     for point in plain.first:
         if not point.boundary_s:
             rows.append([1.0, _num_chunks(point.tokens, max_batched), point.tokens, float(point.tokens) ** 2, 0.0])
-            seconds.append(point.seconds)
+            seconds.append(point.seconds - (outside_s or 0.0))
     for step in plain.mixed:
-        rows.append([0.0, 1.0, step.tokens, float(step.tokens) ** 2, rough.decode_s(step.rows, step.context)])
+        rows.append([0.0, 1.0, step.tokens, float(step.tokens) ** 2, decode.decode_s(step.rows, step.context)])
         seconds.append(step.seconds)
-    if not any(row[1] > 1 or not row[0] for row in rows):
-        for row in rows:  # nothing tells a request's share from its one step's: all of it is the step's
+    if outside_s is not None or not any(row[1] > 1 for row in rows):
+        for row in rows:
             row[0] = 0.0
     return np.asarray(rows, dtype=np.float64), np.asarray(seconds)
 

@@ -31,12 +31,14 @@ class DecodeGap:
 class FirstToken:
     """A prompt that no other prompt competed with. `rows`: of the streams that ran beside it.
 
-    `boundary_s`: from its sending until the step that these were in ended; decode reserves its pages then."""
+    `boundary_s`: from its sending until the step that these were in ended; decode reserves its pages then. `outside_s`: of `seconds`, what lay
+    before the server began to compute and behind its answer; None where it did not say when it began."""
 
     tokens: int
     seconds: float
     rows: int = 0
     boundary_s: float = 0.0
+    outside_s: float | None = None
 
 
 @dataclass(frozen=True)
@@ -154,7 +156,7 @@ class _Repeat:
             if others.any():
                 continue
             if not ((self._first < first) & (self._last > sent)).any():
-                yield FirstToken(int(self._prompt[number]), float(first - sent))
+                yield FirstToken(int(self._prompt[number]), float(first - sent), outside_s=_outside_s(self._samples[number], float(first - sent)))
                 continue
             after = self._tokens[np.searchsorted(self._tokens, sent, side="right") :]
             boundary_s = float(after[0] - sent)
@@ -168,3 +170,10 @@ class _Repeat:
                 busy_ms = sample.server.get("transfer_busy_ms")
                 exposed_s = sample.server["transfer_exposed_ms"] / 1e3
                 yield Transfer(sample.prompt_tokens or 0, sample.server["kv_bytes"], exposed_s, busy_ms / 1e3 if busy_ms else None)
+
+
+def _outside_s(sample: Sample, seconds: float) -> float | None:
+    server = sample.server
+    if "prefill_started_ms" not in server or "server_ttft_ms" not in server:
+        return None
+    return max(0.0, seconds - (server["server_ttft_ms"] - server["prefill_started_ms"]) / 1e3)

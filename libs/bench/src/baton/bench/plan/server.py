@@ -87,7 +87,8 @@ class Stepping(ABC):
 
     def _look_ahead(self, now: float, rows: int, context: int) -> None:
         """Steps that nothing but a wake can change are taken together: one event instead of many."""
-        costs, factor, draw, ends = self._steps, self._factor, self._decode_scatter.next, self._ends
+        costs, draw, ends = self._steps, self._decode_scatter.next, self._ends
+        factor = self._factor * costs.factor_of(rows)
         step_s, token_s = (costs.decode_step_s + costs.decode_row_s * rows) * factor, costs.decode_context_s * factor
         for _ in range(self._num_steady(MOST_STEPS) - 1):
             context += rows

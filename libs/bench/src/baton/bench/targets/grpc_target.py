@@ -84,6 +84,8 @@ def _piece(message: inference_pb2.GenerateResponse) -> Piece:
 
 def _server_numbers(report: inference_pb2.RoomReport) -> dict[str, float]:
     numbers = {"server_ttft_ms": report.ttft_ms} | _state_times(report)
+    if report.prefill_started_ms > 0:
+        numbers["prefill_started_ms"] = report.prefill_started_ms
     if report.HasField("transfer"):
         moved = report.transfer
         numbers |= {"kv_bytes": moved.bytes, "kv_puts": moved.puts, "transfer_ms": moved.duration_ms, "transfer_exposed_ms": moved.exposed_ms}

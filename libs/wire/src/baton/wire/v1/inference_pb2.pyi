@@ -673,6 +673,7 @@ class RoomReport(_message.Message):
     FAILED_ATTEMPTS_FIELD_NUMBER: _builtins.int
     PREFILLED_ON_DECODE_FIELD_NUMBER: _builtins.int
     RECOMPUTED_TOKENS_FIELD_NUMBER: _builtins.int
+    PREFILL_STARTED_MS_FIELD_NUMBER: _builtins.int
     room: _builtins.int
     prefill_instance: _builtins.str
     decode_instance: _builtins.str
@@ -683,6 +684,8 @@ class RoomReport(_message.Message):
     """The room's prompt was computed by its decode server: no prefill leg, nothing moved."""
     recomputed_tokens: _builtins.int
     """Tokens of prompt and answer that the rooms after the first one were given to compute again."""
+    prefill_started_ms: _builtins.float
+    """Until a server began to compute the prompt: what was before is waiting. 0: no server said so."""
     @_builtins.property
     def states(self) -> _containers.RepeatedCompositeFieldContainer[Global___StateSpan]: ...
     @_builtins.property
@@ -708,10 +711,11 @@ class RoomReport(_message.Message):
         failed_attempts: _abc.Iterable[Global___FailedAttempt] | None = ...,
         prefilled_on_decode: _builtins.bool = ...,
         recomputed_tokens: _builtins.int = ...,
+        prefill_started_ms: _builtins.float = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["transfer", b"transfer", "usage", b"usage"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["decode_instance", b"decode_instance", "failed_attempts", b"failed_attempts", "mean_itl_ms", b"mean_itl_ms", "prefill_instance", b"prefill_instance", "prefilled_on_decode", b"prefilled_on_decode", "recomputed_tokens", b"recomputed_tokens", "room", b"room", "states", b"states", "total_ms", b"total_ms", "transfer", b"transfer", "ttft_ms", b"ttft_ms", "usage", b"usage"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["decode_instance", b"decode_instance", "failed_attempts", b"failed_attempts", "mean_itl_ms", b"mean_itl_ms", "prefill_instance", b"prefill_instance", "prefill_started_ms", b"prefill_started_ms", "prefilled_on_decode", b"prefilled_on_decode", "recomputed_tokens", b"recomputed_tokens", "room", b"room", "states", b"states", "total_ms", b"total_ms", "transfer", b"transfer", "ttft_ms", b"ttft_ms", "usage", b"usage"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
