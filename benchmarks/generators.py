@@ -133,13 +133,15 @@ def main() -> int:
     parser.add_argument("--prompt-words", type=int, default=24)
     parser.add_argument("--answer-tokens", type=int, default=24)
     parser.add_argument("--scheduled", action="store_true", help="a server that only sleeps, instead of a model")
+    parser.add_argument("--worker-flag", action="append", default=[], help="handed to the server of the model")
     arguments = parser.parse_args()
     console = Console(stderr=True)
     if arguments.scheduled:
         with scheduled() as base_url:
             return told(asyncio.run(run(arguments, base_url, "none", ConsoleReporter(console))))
     model_path, model_name = resolve_model(arguments.model)
-    options = FleetOptions(model_path, model_name, topology=Topology.PLAIN, http_port=0, grpc_port=0, bootstrap_port=0)
+    flags = tuple(arguments.worker_flag)
+    options = FleetOptions(model_path, model_name, topology=Topology.PLAIN, http_port=0, grpc_port=0, bootstrap_port=0, worker_flags=flags)
     with running_fleet(options, drain_timeout_s=20.0, console=console, verbose=False) as fleet:
         base_url = f"http://{fleet.addresses.http}/v1"
         good = asyncio.run(watched(fleet.supervisor, run(arguments, base_url, model_name, ConsoleReporter(console))))

@@ -17,7 +17,7 @@ GPU = Costs(
 CPU = Costs(
     StepCosts(0.02, 2.0e-3, 1e-7, 0.045, 5e-3, 1.2e-6, mixed_share=0.4),
     request_s=0.004,
-    path=PathCosts(46_080, 2e9, 1 / 30, 0.0015, 0.003),
+    path=PathCosts(46_080, 2e9, 1 / 30, 0.0015, 0.003, request_s=0.01),
     roles=Roles(1.1, 1.05),
     neighbours=Neighbours(1.2, 1.3),
     jitter=Jitter((0.97, 1.0, 1.03), (0.97, 1.0, 1.03)),
@@ -45,6 +45,7 @@ def run_of(costs: Costs, shape: FleetShape, load: Load, seed: int = 3, *, tells_
             server = {"prefill_started_ms": 1e3 * (job.started_s - job.arrived_s), "server_ttft_ms": 1e3 * (job.first_s - job.arrived_s)}
         if shape.is_split and path is not None:
             num_bytes = job.prompt * path.kv_bytes_per_token
+            server["state_bootstrapping_ms"] = 1e3 * (job.bootstrapped_s - job.reserved_s)
             exposed_s = path.handoff_s + path.tail_share * num_bytes / path.bandwidth
             server |= {"kv_bytes": num_bytes, "transfer_exposed_ms": 1e3 * exposed_s, "transfer_busy_ms": 1e3 * num_bytes / path.bandwidth}
         samples.append(

@@ -76,8 +76,9 @@ def test_costs_come_back_out_of_samples(found: Calibration) -> None:
     assert ours.steps.step_s(200, 200**2, 3, 500) == pytest.approx(true.steps.step_s(200, 200**2, 3, 500), rel=0.03)
     assert ours.path is not None
     assert true.path is not None
-    for name in ("kv_bytes_per_token", "bandwidth", "tail_share", "handoff_s"):
+    for name in ("kv_bytes_per_token", "bandwidth", "tail_share", "handoff_s", "bootstrap_s"):
         assert getattr(ours.path, name) == pytest.approx(getattr(true.path, name), rel=0.02), name
+    assert ours.path.request_s == pytest.approx(true.path.request_s, rel=0.15)
     assert ours.roles.prefill == pytest.approx(1.1, rel=0.02)
     assert ours.roles.decode == pytest.approx(1.05, rel=0.02)
     assert ours.neighbours.decode == pytest.approx(1.3, rel=0.05)

@@ -51,13 +51,15 @@ class PathCosts:
     """From a prefill to a decode server. `bandwidth`: bytes a second of one server's link, shared by what moves over it at a time.
 
     `tail_share`: part of a chunk's bytes that can only leave when its last layer is computed (one layer of many); the rest moves meanwhile.
-    `handoff_s`: from the last byte's landing until decode has seen the doorbell. `bootstrap_s`: from decode's reservation until prefill knows it."""
+    `handoff_s`: from the last byte's landing until decode has seen the doorbell. `bootstrap_s`: from decode's reservation until prefill knows it.
+    `request_s`: of a request's first token beside all that, over a plain server's: two servers are told of it and its pages are exported."""
 
     kv_bytes_per_token: float
     bandwidth: float
     tail_share: float
     handoff_s: float
     bootstrap_s: float
+    request_s: float = 0.0
 
     def __post_init__(self) -> None:
         require(self.bandwidth > 0, "bandwidth", self.bandwidth, "above 0")
@@ -101,6 +103,10 @@ class Costs:
     roles: Roles = Roles()
     neighbours: Neighbours = Neighbours()
     jitter: Jitter = Jitter()
+
+    def outside_s(self, *, is_split: bool) -> float:
+        """Of a request outside of the servers' steps."""
+        return self.request_s + (self.path.request_s if is_split and self.path is not None else 0.0)
 
     def with_path(self, **changes: float) -> "Costs":
         """The same servers over another link."""

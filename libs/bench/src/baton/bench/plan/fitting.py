@@ -150,23 +150,30 @@ def first_token_s(costs: Costs, tokens: int, max_batched: int) -> float:
 def _with_split(costs: Costs, split: Points, max_batched: int) -> Costs:
     idle = [point for point in split.first if not point.boundary_s]
     beside = [point for point in split.first if point.boundary_s]
-    own = np.asarray([[1.0, first_token_s(costs, point.tokens, max_batched) - costs.request_s] for point in idle])
-    bootstrap_s, prefill = map(float, fit(own, _seconds(idle)))
-    bootstrap_s = max(0.0, bootstrap_s - costs.request_s)
+    computed_s = np.asarray([first_token_s(costs, point.tokens, max_batched) - costs.request_s for point in idle])
+    constant_s, prefill = map(float, fit(np.column_stack((np.ones(len(idle)), computed_s)), _seconds(idle)))
+    said = [point.bootstrap_s for point in idle if point.bootstrap_s is not None]
+    bootstrap_s = float(np.median(said)) if said else max(0.0, constant_s - costs.request_s)
+    # An idle prefill server begins before it knows decode's pages: what comes late is not the bootstrap but where that is longer than the prompt.
+    late_s = _seconds(idle) - costs.request_s - np.maximum(bootstrap_s, max(LEAST_FACTOR, prefill) * computed_s)
+    request_s = max(0.0, float(np.median(late_s)))
     alone = [gap for gap in split.decode if not gap.beside_prefill]
     decode = _ratio(alone, costs, 1.0) if alone else LEAST_FACTOR
     roles = Roles(max(LEAST_FACTOR, prefill), max(LEAST_FACTOR, decode))
     slowed_decode = _ratio([gap for gap in split.decode if gap.beside_prefill], costs, roles.decode)
-    slowed_prefill = _prefill_slowdown(beside, costs, bootstrap_s, roles, max_batched) if beside else LEAST_FACTOR
+    path = _path(split, bootstrap_s, request_s)
+    slowed_prefill = _prefill_slowdown(beside, replace(costs, path=path), roles, max_batched) if beside else LEAST_FACTOR
     neighbours = Neighbours(max(LEAST_FACTOR, slowed_prefill), max(LEAST_FACTOR, slowed_decode))
-    return Costs(costs.steps, costs.request_s, _path(split, bootstrap_s), roles, neighbours)
+    return Costs(costs.steps, costs.request_s, path, roles, neighbours)
 
 
-def _prefill_slowdown(beside: Sequence[FirstToken], costs: Costs, bootstrap_s: float, roles: Roles, max_batched: int) -> float:
+def _prefill_slowdown(beside: Sequence[FirstToken], costs: Costs, roles: Roles, max_batched: int) -> float:
     """Of all their time together, so that long prompts count. An idle prefill server begins at once, and the first token waits for decode, which
     reserves pages when its step ends, only where the prompt is computed sooner than that: those say nothing."""
+    assert costs.path is not None
     own_s = [(point, roles.prefill * (first_token_s(costs, point.tokens, max_batched) - costs.request_s)) for point in beside]
-    told = [(point.seconds - costs.request_s, own) for point, own in own_s if own > point.boundary_s + bootstrap_s]
+    outside_s, bootstrap_s = costs.outside_s(is_split=True), costs.path.bootstrap_s
+    told = [(point.seconds - outside_s, own) for point, own in own_s if own > point.boundary_s + bootstrap_s]
     return sum(seconds for seconds, _ in told) / sum(own for _, own in told) if told else LEAST_FACTOR
 
 
@@ -177,17 +184,17 @@ def _ratio(gaps: Sequence[DecodeGap], costs: Costs, factor: float) -> float:
     return float(np.median([gap.seconds / (factor * costs.steps.decode_s(gap.rows, gap.context)) for gap in gaps]))
 
 
-def _path(split: Points, bootstrap_s: float) -> PathCosts:
+def _path(split: Points, bootstrap_s: float, request_s: float) -> PathCosts:
     """Exposed time is that of the handing over and of the bytes of the last layer; bytes over the time of writing are the link's speed."""
     transfers = [transfer for transfer in split.transfers if transfer.exposed_s > 0]
     per_token = sum(transfer.num_bytes for transfer in split.transfers) / max(1, sum(transfer.tokens for transfer in split.transfers))
     if not transfers:
-        return PathCosts(per_token, ENDLESS, 0.0, 0.0, bootstrap_s)
+        return PathCosts(per_token, ENDLESS, 0.0, 0.0, bootstrap_s, request_s)
     columns = np.asarray([[1.0, transfer.num_bytes] for transfer in transfers])
     handoff_s, per_byte_s = map(float, fit(columns, np.asarray([transfer.exposed_s for transfer in transfers])))
     timed = [(transfer.num_bytes, transfer.busy_s) for transfer in transfers if transfer.busy_s]
     bandwidth = sum(num for num, _ in timed) / sum(busy for _, busy in timed) if timed else ENDLESS
-    return PathCosts(per_token, bandwidth, min(1.0, per_byte_s * bandwidth), handoff_s, bootstrap_s)
+    return PathCosts(per_token, bandwidth, min(1.0, per_byte_s * bandwidth), handoff_s, bootstrap_s, request_s)
 
 
 def _residuals(measured: Measured, costs: Costs) -> tuple[dict[str, Residuals], Jitter]:
@@ -213,7 +220,7 @@ def _residuals(measured: Measured, costs: Costs) -> tuple[dict[str, Residuals], 
 def _split_first_s(costs: Costs, tokens: int, max_batched: int) -> float:
     assert costs.path is not None
     own_s = costs.roles.prefill * (first_token_s(costs, tokens, max_batched) - costs.request_s)
-    return costs.request_s + max(costs.path.bootstrap_s, own_s)  # an idle prefill server does not wait for the one to begin the other
+    return costs.outside_s(is_split=True) + max(costs.path.bootstrap_s, own_s)  # an idle prefill server does not wait for the one to begin the other
 
 
 def _residual(ratios: Array) -> Residuals:

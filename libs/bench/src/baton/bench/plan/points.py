@@ -32,13 +32,15 @@ class FirstToken:
     """A prompt that no other prompt competed with. `rows`: of the streams that ran beside it.
 
     `boundary_s`: from its sending until the step that these were in ended; decode reserves its pages then. `outside_s`: of `seconds`, what lay
-    before the server began to compute and behind its answer; None where it did not say when it began."""
+    before the server began to compute and behind its answer. `bootstrap_s`: of a split, until its prefill server knew decode's pages. None where the
+    servers did not say."""
 
     tokens: int
     seconds: float
     rows: int = 0
     boundary_s: float = 0.0
     outside_s: float | None = None
+    bootstrap_s: float | None = None
 
 
 @dataclass(frozen=True)
@@ -156,13 +158,17 @@ class _Repeat:
             if others.any():
                 continue
             if not ((self._first < first) & (self._last > sent)).any():
-                yield FirstToken(int(self._prompt[number]), float(first - sent), outside_s=_outside_s(self._samples[number], float(first - sent)))
+                yield self._alone(number, float(first - sent))
                 continue
             after = self._tokens[np.searchsorted(self._tokens, sent, side="right") :]
             boundary_s = float(after[0] - sent)
             # The neighbour must have been busy all the time.
             if boundary_s >= ON_THE_WAY_S and ((self._joined <= sent) & (self._last >= first)).any():
                 yield FirstToken(int(self._prompt[number]), float(first - sent), self._streams(sent, first)[0], boundary_s)
+
+    def _alone(self, number: int, seconds: float) -> FirstToken:
+        sample = self._samples[number]
+        return FirstToken(int(self._prompt[number]), seconds, outside_s=_outside_s(sample, seconds), bootstrap_s=_bootstrap_s(sample))
 
     def _transfers(self) -> Iterator[Transfer]:
         for sample in self._samples:
@@ -177,3 +183,8 @@ def _outside_s(sample: Sample, seconds: float) -> float | None:
     if "prefill_started_ms" not in server or "server_ttft_ms" not in server:
         return None
     return max(0.0, seconds - (server["server_ttft_ms"] - server["prefill_started_ms"]) / 1e3)
+
+
+def _bootstrap_s(sample: Sample) -> float | None:
+    known_ms = sample.server.get("state_bootstrapping_ms")
+    return None if known_ms is None else known_ms / 1e3

@@ -102,7 +102,7 @@ class _Simulation:
         self._pass_on(job)
 
     def _pass_on(self, job: Job) -> None:
-        self._clock.at(self._clock.now + self._costs.request_s, partial(self._route, job))
+        self._clock.at(self._clock.now + self._costs.outside_s(is_split=self._shape.is_split), partial(self._route, job))
 
     def _route(self, job: Job) -> None:
         front = self._fronts.pick()

@@ -124,7 +124,8 @@ class Sizer:
         """Raises SettingError for objectives that not even an idle server meets: no fleet has to be simulated to see that."""
         wanted, rows, steps = self._demand.objectives, sorted(self._demand.lengths.rows), costs.steps
         prompt, step_ms = rows[int(self._demand.attainment * (len(rows) - 1))][0], 1000 * steps.decode_s(1, rows[0][0])
-        first_ms = 1000 * (costs.request_s + steps.prefill_s(prompt, prompt**2)) * (costs.roles.prefill if is_split else 1.0)
+        computed_s = steps.prefill_s(prompt, prompt**2) * (costs.roles.prefill if is_split else 1.0)
+        first_ms = 1000 * (costs.outside_s(is_split=is_split) + computed_s)
         require(step_ms <= wanted.itl_p99_ms, "itl_p99_ms", wanted.itl_p99_ms, f"at least {step_ms:.3g}, what a step of an idle server takes")
         require(first_ms <= wanted.ttft_ms, "ttft_ms", wanted.ttft_ms, f"at least {first_ms:.3g}, what an idle server takes for {prompt} tokens")
 

@@ -56,6 +56,8 @@ def calibration_markdown(calibration: Calibration) -> str:
         moving = f"{path.kv_bytes_per_token:,.0f} bytes a token, {100 * path.tail_share:.1f} % of a chunk after its last layer"
         speed = f"{path.bandwidth / 1e9:.3g} GB/s" if path.bandwidth < ENDLESS else "speed not timed"
         lines.append(f"path: {speed}, {moving}, {_ms(path.handoff_s)} to hand over, {_ms(path.bootstrap_s)} to bootstrap")
+        if path.request_s > 0:
+            lines.append(f"of a request to a pair beside, over that: {_ms(path.request_s)}")
     for name, found in calibration.residuals.items():
         lines.append(f"{name}: {found.num} points, half within {100 * found.median:.1f} %, nine of ten within {100 * found.p90:.1f} %")
     return f"## Calibrated with {calibration.source}\n\n" + "\n".join(f"* {line}" for line in (*lines, *calibration.notes))
