@@ -129,10 +129,10 @@ class LiveRoom:
             return
         try:
             for following in self.answer.merged(first, tokens):
-                if self.answer.begins_with(following):
-                    self._apply(Event.FIRST_TOKEN)
                 self.passage.token(time.monotonic(), len(following))
                 self.answer.push(following)
+                if self.answer.begins_with(following):
+                    self._apply(Event.FIRST_TOKEN)  # behind the reader's turn: its write does not wait for a log line
         except BrokenAnswerError as error:
             self._broken(error)
         else:

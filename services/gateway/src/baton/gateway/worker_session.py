@@ -27,7 +27,7 @@ CONTACT_TIMEOUT_S = 10.0
 
 #: Streams that are woken between two looks at what else there is to do: writing to one takes some 0.06 ms, and a request that has just come
 #: waits for several such turns before its first token is on its way.
-STREAMS_A_TURN = 2
+STREAMS_A_TURN = 1
 #: Of rooms with something urgent: writing to them is what is waited for.
 URGENT_A_TURN = 8
 #: With more tokens than this on their way to the clients, the worker is not read from until there are fewer.
