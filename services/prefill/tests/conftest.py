@@ -89,6 +89,11 @@ class Prefill:
     def start(self, room: int) -> None:
         self.exporter.start(room, [Extent(5, 3)], 10)
 
+    def whole(self, room: int) -> None:
+        self.start(room)
+        self.compute(room)
+        self.exporter.finish(room, 42)
+
     def page(self, layer: int, values: bool, page: int) -> bytes:
         offset = SOURCE.offset(layer, values, page)
         return bytes(self.region.buffer[offset : offset + SOURCE.page_bytes])
