@@ -1,6 +1,6 @@
 """Does the simulator of `baton plan` predict what real servers do? Real services on this machine, each pinned to a core of its own.
 
-    python benchmarks/plan_against_measured.py --requests 84
+    python benchmarks/plan_against_measured.py --requests 132
 
 Calibrates with one plain server and one pair and measures one plain server, two plain servers and a pair under two Poisson loads each, in rounds,
 and simulates the same requests at the same times. Prefix caches are off: the simulator has none. Prints predicted against measured; exits with 1
@@ -48,8 +48,9 @@ from baton.cli.up import progress_line, resolve_model, supervised
 
 TARGETS = {"p50": 0.15, "p99": 0.25}
 FIGURES = ("ttft_p50_ms", "ttft_p99_ms", "itl_p50_ms", "itl_p99_ms")
-#: Of what one plain server can do, by the calibration.
-USES = (0.35, 0.65)
+#: Of what one plain server can do, by the calibration. At less, and with fewer documents, about one gap in a hundred is beside a document: p99 is
+#: then either kind of gap, by chance.
+USES = (0.45, 0.65)
 MIXED_PROMPT_TOKENS = 96
 LIMITS = ServerLimits(mixed_prompt_tokens=MIXED_PROMPT_TOKENS)
 SHAPES = {
@@ -59,8 +60,8 @@ SHAPES = {
 }
 #: Load of each topology over that of one plain server.
 SCALES = {"one": 1.0, "copies": 1.7, "split-1-1": 1.2}
-WORKLOAD = WorkloadOptions("chat", seed=7, prompt_words=12, document_words=160, document_share=0.2, answer_tokens=20)
-MEAN_PROMPT, MEAN_ANSWER = 60, 21
+WORKLOAD = WorkloadOptions("chat", seed=7, prompt_words=12, document_words=160, document_share=0.3, answer_tokens=20)
+MEAN_PROMPT, MEAN_ANSWER = 71, 21
 DRAIN_TIMEOUT_S = 5.0
 NUM_SEEDS = 8
 #: Between the parts of a load, long enough for every answer to end.
@@ -171,12 +172,14 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", default="smollm2", help="a name of `baton model list`, or a Hugging Face folder")
     parser.add_argument("--devices", default="cpu:0,cpu:1", help="two devices, as `baton decide` names them")
-    parser.add_argument("--requests", type=int, default=84, help="requests of each measured load, in all rounds together")
+    parser.add_argument("--requests", type=int, default=132, help="requests of each measured load, in all rounds together")
     parser.add_argument("--rounds", type=int, default=3, help="each with a part of every load and of the calibration")
     parser.add_argument("--each", type=int, default=4, help="requests of each point in each part of the calibration")
     parser.add_argument("--worker-flag", action="append", default=[], help="handed to every server")
     parser.add_argument("--out", type=Path, help="folder for raw samples, calibration.json and rows.json; a temporary one when not given")
     arguments = parser.parse_args()
+    if arguments.rounds < 1 or arguments.requests % arguments.rounds:
+        parser.error(f"--requests is {arguments.requests}, but must be a multiple of --rounds, which is {arguments.rounds}")
     console = Console(stderr=True)
     model_path, model_name = resolve_model(arguments.model)
     folder = arguments.out or Path(tempfile.mkdtemp(prefix="baton-plan-"))

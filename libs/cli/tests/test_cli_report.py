@@ -26,6 +26,7 @@ def report() -> inference_pb2.RoomReport:
             transport="shm", bytes=8_000_000, puts=60, duration_ms=40.0, busy_ms=4.0, exposed_ms=0.5, digest_checked=True
         ),
         ttft_ms=21.0,
+        prefill_started_ms=5.5,
         mean_itl_ms=9.5,
         total_ms=200.0,
         usage=inference_pb2.Usage(prompt_tokens=31, completion_tokens=9),
@@ -55,6 +56,9 @@ def test_facts_carry_units_and_the_rate(report: inference_pb2.RoomReport) -> Non
     assert named["first put to flush"] == "40.00 ms (the prefill runs meanwhile)"
     assert (named["puts"], named["transport"], named["TTFT"], named["mean ITL"]) == ("60", "shm", "21.0 ms", "9.50 ms")
     assert named["digest"] == "equal on both sides"
+    assert named["prefill began after"] == "5.5 ms"
+    report.ClearField("prefill_started_ms")
+    assert "prefill began after" not in dict(facts(report))
 
 
 def test_what_was_not_measured_is_said(report: inference_pb2.RoomReport) -> None:

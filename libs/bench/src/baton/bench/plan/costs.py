@@ -18,8 +18,8 @@ class StepCosts:
     the square count * (2 * start + count), so that the chunks of a prompt of n tokens have n * n together; and, if it has decode rows too,
     `mixed_share` of what they would take alone.
 
-    `rows_factor`: what steps of 1, 2, ... decode rows took over that formula, the last for all larger ones; devices compute some numbers of rows
-    at the price of more of them. Empty: the formula alone."""
+    `rows_factor`: what steps of 1, 2, ... decode rows took over that formula; devices compute some numbers of rows at the price of more of them.
+    For larger ones the formula stands alone."""
 
     prefill_step_s: float
     prefill_token_s: float
@@ -34,7 +34,7 @@ class StepCosts:
         return self.factor_of(rows) * (self.decode_step_s + self.decode_row_s * rows + self.decode_context_s * context)
 
     def factor_of(self, rows: int) -> float:
-        return self.rows_factor[min(rows, len(self.rows_factor)) - 1] if self.rows_factor and rows else 1.0
+        return self.rows_factor[rows - 1] if 0 < rows <= len(self.rows_factor) else 1.0
 
     def prefill_s(self, tokens: int, square: int) -> float:
         return self.prefill_step_s + self.prefill_token_s * tokens + self.prefill_square_s * square
@@ -51,7 +51,8 @@ class PathCosts:
     """From a prefill to a decode server. `bandwidth`: bytes a second of one server's link, shared by what moves over it at a time.
 
     `tail_share`: part of a chunk's bytes that can only leave when its last layer is computed (one layer of many); the rest moves meanwhile.
-    `handoff_s`: from the last byte's landing until decode has seen the doorbell. `bootstrap_s`: from decode's reservation until prefill knows it.
+    `handoff_s`: from the last byte's landing until decode has seen the doorbell. `bootstrap_s`: from decode's reservation until prefill knows it
+    (measured by the gateway, so its own way to decode, some ms, is in it).
     `request_s`: of a request's first token beside all that, over a plain server's: two servers are told of it and its pages are exported."""
 
     kv_bytes_per_token: float

@@ -20,7 +20,7 @@ MOST_MEDIAN_RESIDUAL = 0.25
 MIN_POINTS = 8
 #: Prompts of at least so many lengths are needed to know what a token and what a square costs.
 MIN_LENGTHS = 3
-#: Steps of one number of rows that are believed to say how long such a step takes.
+#: Steps of one number of rows that are believed to say how long such a step takes. Each is seen by as many streams as it has rows.
 MIN_STEPS_OF_ROWS = 20
 NUM_REPLICATES = 12
 NUM_QUANTILES = 101
@@ -104,7 +104,7 @@ def _decode(gaps: Sequence[DecodeGap]) -> StepCosts:
     off: dict[int, list[float]] = {}
     for gap in gaps:
         off.setdefault(gap.rows, []).append(gap.seconds / steps.decode_s(gap.rows, gap.context))
-    known = {rows: float(np.median(found)) for rows, found in sorted(off.items()) if len(found) >= MIN_STEPS_OF_ROWS}
+    known = {rows: float(np.median(found)) for rows, found in sorted(off.items()) if len(found) >= MIN_STEPS_OF_ROWS * rows}
     if not known:
         return steps
     every = np.arange(1, max(known) + 1)
@@ -151,10 +151,12 @@ def _with_split(costs: Costs, split: Points, max_batched: int) -> Costs:
     idle = [point for point in split.first if not point.boundary_s]
     beside = [point for point in split.first if point.boundary_s]
     computed_s = np.asarray([first_token_s(costs, point.tokens, max_batched) - costs.request_s for point in idle])
-    constant_s, prefill = map(float, fit(np.column_stack((np.ones(len(idle)), computed_s)), _seconds(idle)))
     said = [point.bootstrap_s for point in idle if point.bootstrap_s is not None]
+    # An idle prefill server begins before it knows decode's pages: only prompts that take longer than the bootstrap say what computing costs there.
+    longer = computed_s > (float(np.median(said)) if said else 0.0)
+    told = longer if longer.sum() >= MIN_LENGTHS else np.ones(len(idle), dtype=bool)
+    constant_s, prefill = map(float, fit(np.column_stack((np.ones(told.sum()), computed_s[told])), _seconds(idle)[told]))
     bootstrap_s = float(np.median(said)) if said else max(0.0, constant_s - costs.request_s)
-    # An idle prefill server begins before it knows decode's pages: what comes late is not the bootstrap but where that is longer than the prompt.
     late_s = _seconds(idle) - costs.request_s - np.maximum(bootstrap_s, max(LEAST_FACTOR, prefill) * computed_s)
     request_s = max(0.0, float(np.median(late_s)))
     alone = [gap for gap in split.decode if not gap.beside_prefill]

@@ -182,7 +182,8 @@ def _outside_s(sample: Sample, seconds: float) -> float | None:
     server = sample.server
     if "prefill_started_ms" not in server or "server_ttft_ms" not in server:
         return None
-    return max(0.0, seconds - (server["server_ttft_ms"] - server["prefill_started_ms"]) / 1e3)
+    computed_ms = server["server_ttft_ms"] - server["prefill_started_ms"]
+    return max(0.0, seconds - computed_ms / 1e3) if computed_ms > 0 else None
 
 
 def _bootstrap_s(sample: Sample) -> float | None:

@@ -47,8 +47,11 @@ def sized_markdown(sized: Sequence[Sized], refused: Sequence[str], demand: Deman
 def calibration_markdown(calibration: Calibration) -> str:
     steps, path = calibration.costs.steps, calibration.costs.path
     chunk = f"{_ms(steps.prefill_step_s)} + {_ms(steps.prefill_token_s)} a token + {1e9 * steps.prefill_square_s:.3g} ns a squared token"
+    factors = steps.rows_factor
+    times = f", times {min(factors):.2f} to {max(factors):.2f} for 1 to {len(factors)} rows" if factors else ""
+    context = f"{1e6 * steps.decode_context_s:.3g} us a token of context"
     lines = [
-        f"decode step: {_ms(steps.decode_step_s)} + {_ms(steps.decode_row_s)} a row + {1e6 * steps.decode_context_s:.3g} us a token of context",
+        f"decode step: {_ms(steps.decode_step_s)} + {_ms(steps.decode_row_s)} a row + {context}{times}",
         f"prompt chunk: {chunk}; with rows, {steps.mixed_share:.2f} of what they take alone on top",
         f"of a request beside: {_ms(calibration.costs.request_s)}",
     ]
