@@ -130,9 +130,11 @@ class LiveRoom:
         try:
             for following in self.answer.merged(first, tokens):
                 self.passage.token(time.monotonic(), len(following))
-                self.answer.push(following)
-                if self.answer.begins_with(following):
-                    self._apply(Event.FIRST_TOKEN)  # behind the reader's turn: its write does not wait for a log line
+                try:
+                    self.answer.push(following)
+                finally:
+                    if self.answer.begins_with(following):
+                        self._apply(Event.FIRST_TOKEN)  # behind the reader's turn: its write does not wait for a log line
         except BrokenAnswerError as error:
             self._broken(error)
         else:

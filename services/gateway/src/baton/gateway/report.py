@@ -98,7 +98,8 @@ def room_report(
         prefilled_on_decode=passage.prefilled_on_decode,
         recomputed_tokens=num_recomputed,
     )
-    if (began := machine.milestones.get(Event.PREFILL_STARTED)) is not None:
+    began, first = machine.milestones.get(Event.PREFILL_STARTED), passage.first_token_at
+    if began is not None and (first is None or began <= first):
         report.prefill_started_ms = (began - passage.accepted_at) * 1e3
     if passage.transfer is not None:
         report.transfer.CopyFrom(passage.transfer)

@@ -685,7 +685,9 @@ class RoomReport(_message.Message):
     recomputed_tokens: _builtins.int
     """Tokens of prompt and answer that the rooms after the first one were given to compute again."""
     prefill_started_ms: _builtins.float
-    """Until a server began to compute the prompt: what was before is waiting. 0: no server said so."""
+    """Until a server of this room began to compute the prompt: what was before is waiting, in rooms before this one too. 0: no server said so, or the
+    answer had begun in an earlier room.
+    """
     @_builtins.property
     def states(self) -> _containers.RepeatedCompositeFieldContainer[Global___StateSpan]: ...
     @_builtins.property
