@@ -191,12 +191,24 @@ async def test_a_registration_reaches_every_process(model_folder: Path, tmp_path
         await asyncio.gather(task, return_exceptions=True)
 
 
-async def test_a_parent_that_is_killed_takes_its_processes_with_it(model_folder: Path, tmp_path: Path, server: ScriptedWorker) -> None:
+def folder_of(process_id: int) -> Path:
+    """Where the processes of one gateway answer each other."""
+    flags = Path(f"/proc/{process_id}/cmdline").read_text().split("\0")
+    folder = Path(flags[flags.index("--process-folder") + 1])
+    assert folder.is_dir()
+    return folder
+
+
+async def test_a_parent_that_is_killed_takes_its_processes_and_their_folder_with_it(
+    model_folder: Path, tmp_path: Path, server: ScriptedWorker
+) -> None:
     async with many(model_folder, tmp_path, "--plain", server.address, processes=2) as one:
         processes = [*one.process_ids().values()]
+        folder = folder_of(processes[0])
         one.parent.kill()
         await one.parent.wait()
         await eventually(lambda: not any(alive(process_id) for process_id in processes), 20)
+        await eventually(lambda: not folder.exists(), 1)
 
 
 async def test_what_a_process_cannot_use_is_said_once_and_ends_all(tmp_path: Path) -> None:

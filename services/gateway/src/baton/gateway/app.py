@@ -339,6 +339,9 @@ def main() -> int:
     finally:
         tracing.shutdown()
         metrics.shutdown()
+        if settings.process_folder is not None and os.getppid() != settings.listen.parent_pid:
+            with contextlib.suppress(OSError):
+                settings.process_folder.rmdir()  # its owner was killed: the last of us to go takes it along, the others find it full
 
 
 def lead(settings: GatewaySettings, instance_id: str) -> int:
