@@ -22,6 +22,9 @@ import pytest
 from baton.wire.channel import CHANNEL_OPTIONS
 from baton.wire.v1 import common_pb2, worker_pb2, worker_pb2_grpc
 
+sys.path.insert(0, str(Path(__file__).parent))
+from decode_half import Decode
+
 NUM_PAGES = 192
 PAGE_SIZE = 16
 START_TIMEOUT_S = 60.0
@@ -392,3 +395,21 @@ def prompts() -> Callable[[int], list[int]]:
         return [(seed * 7919 + 31 * index * index + index) % 512 for index in range(num_tokens)]
 
     return prompt
+
+
+@pytest.fixture
+def make_decode() -> Iterator[Callable[..., Decode]]:
+    made: list[Decode] = []
+
+    def make(digests: str = "off") -> Decode:
+        made.append(Decode(digests))
+        return made[-1]
+
+    yield make
+    for decode in made:
+        decode.close()
+
+
+@pytest.fixture(name="decode")
+def one_decode(make_decode: Callable[..., Decode]) -> Decode:
+    return make_decode()

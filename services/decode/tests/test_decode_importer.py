@@ -3,124 +3,15 @@
 from __future__ import annotations
 
 import random
-import threading
 import time
-from collections.abc import Callable, Iterator
-from functools import partial
-from typing import Any
 
-import numpy as np
 import pytest
+from decode_half import GONE, LAYOUT, NUM_TOKENS
 
-from baton.decode.importer import Importer
-from baton.decode.inboxes import Inboxes
 from baton.decode.link import PrefillLink
-from baton.decode.sampling import SAMPLE_ONE_IN, DigestSampler
-from baton.engine.layout import KVLayout
-from baton.engine.ports import Freed, ImportEvent, Landed, LandingFailed, Reservation
-from baton.engine.types import Extent, Failure, Request, SamplingParams
-from baton.kvtransfer import STATUS_DECLINED, AgentConfig, Doorbell, digest, open_agent, routes
-from baton.wire.v1 import bootstrap_pb2
-from baton.workerkit import DecodePeer, HostPageHash
-from baton.workerkit.runs import digest_runs
-
-LAYOUT = KVLayout(num_layers=2, num_kv_heads=1, head_dim=4, page_size=4, num_pages=16, itemsize=4)
-GONE = Failure("CANCELLED", "client", "client_gone", "left")
-PAGES = (Extent(4, 2), Extent(9, 1))
-NUM_TOKENS = 10
-
-
-class Decode:
-    """An importer with one prefill server behind `link`; that server's half is a loopback agent that writes into our pool."""
-
-    def __init__(self, digests: str = "off") -> None:
-        self.agent: Any = open_agent(AgentConfig(instance_id="decode-1", backend="loopback"))
-        self.sender: Any = open_agent(AgentConfig(instance_id="prefill-1", backend="loopback"))
-        self.region = self.agent.allocate(LAYOUT.pool_bytes)
-        self.source = self.sender.allocate(LAYOUT.pool_bytes)
-        np.frombuffer(self.source.buffer, dtype=np.uint8)[:] = 7
-        self.links: dict[str, PrefillLink] = {}
-        page_hashes = [HostPageHash(LAYOUT, partial(digest, self.region))]
-        self.importer = Importer(LAYOUT, page_hashes, self, DigestSampler(digests), link_wait_s=5.0, revoke_timeout_s=2.0)  # type: ignore[arg-type]
-        self.agent.on_doorbell(self.importer.doorbell)
-        self.sent: list[bootstrap_pb2.FromDecode] = []
-        self.events: list[ImportEvent] = []
-        self.connect()
-
-    # the directory
-    def find(self, address: str) -> PrefillLink | None:
-        return self.links.get(address)
-
-    def why_not(self, address: str) -> str:
-        return "it is away"
-
-    def connect(self, instance_id: str = "prefill-1", num_doorbells: int = 64) -> PrefillLink:
-        inbox = self.agent.open_inbox("prefill-1", self.region, num_doorbells)
-        self.peer = self.sender.connect(inbox.invitation, self.source)
-        key = f"p:1#{id(inbox)}"
-        self.link = PrefillLink(key, "p:1", instance_id, b"", Inboxes(key, [inbox]), routes(1, 1, 1), shares_clock=True, send=self.sent.append)
-        self.links["p:1"] = self.link
-        return self.link
-
-    def publish(self, room: int, instance_id: str = "prefill-1", address: str = "p:1", resident_pages: int = 0) -> None:
-        request = Request(room, [1] * NUM_TOKENS, SamplingParams(), peer=DecodePeer(address, instance_id))
-        self.importer.publish(request, Reservation(room, PAGES, NUM_TOKENS, resident_pages * LAYOUT.page_size, resident_pages))
-
-    def published(self, room: int) -> bootstrap_pb2.Publish:
-        return next(message.publish for message in self.sent if message.WhichOneof("message") == "publish" and message.publish.room == room)
-
-    def revokes(self) -> list[tuple[int, int]]:
-        return [(m.revoke.room, m.revoke.lease_generation) for m in self.sent if m.WhichOneof("message") == "revoke"]
-
-    def write(self, room: int, **more: Any) -> None:
-        """What prefill does: pages, then the bell."""
-        told = self.published(room)
-        handle = self.peer.begin(room)
-        handle.post(np.array([[offset, offset, size] for offset, size in digest_runs(LAYOUT, PAGES, 0, 3)], dtype=np.int64))
-        fields: dict[str, Any] = {"num_tokens": NUM_TOKENS, "first_token": 5, "last_layer_ns": time.monotonic_ns()}
-        fields["generation"] = told.lease_generation
-        handle.finish(told.doorbell, Doorbell(room=room, **(fields | more)))
-
-    def names(self) -> list[tuple[str, int]]:
-        self.events += self.importer.poll()
-        return [(type(event).__name__, event.room) for event in self.events]
-
-    def until(self, *names: tuple[str, int]) -> None:
-        deadline = time.monotonic() + 5
-        while not set(names) <= set(self.names()):
-            assert time.monotonic() < deadline, self.events
-            time.sleep(0.001)
-
-    def failure(self, room: int) -> Failure:
-        return next(event.failure for event in self.events if isinstance(event, LandingFailed) and event.room == room)
-
-    def settle(self) -> None:
-        """Gives late events their chance."""
-        time.sleep(0.05)
-        self.names()
-
-    def close(self) -> None:
-        self.importer.close()
-        self.sender.close()
-        self.agent.close()
-
-
-@pytest.fixture
-def make_decode() -> Iterator[Callable[..., Decode]]:
-    made: list[Decode] = []
-
-    def make(digests: str = "off") -> Decode:
-        made.append(Decode(digests))
-        return made[-1]
-
-    yield make
-    for decode in made:
-        decode.close()
-
-
-@pytest.fixture
-def decode(make_decode: Callable[..., Decode]) -> Decode:
-    return make_decode()
+from baton.engine.ports import Freed, Landed
+from baton.engine.types import Failure
+from baton.kvtransfer import STATUS_DECLINED
 
 
 def test_a_room_lands(decode) -> None:
@@ -136,23 +27,6 @@ def test_a_room_lands(decode) -> None:
     assert (landed.first_token, landed.digest_checked) == (5, False)
     assert 0 < landed.exposed_s < 5
     assert decode.importer.num_leases == 0
-
-
-def test_the_digest_is_compared(make_decode) -> None:
-    decode = make_decode("all")
-    value = digest(decode.source, digest_runs(LAYOUT, PAGES, 0, 3))
-    for room, more in ((7, {"digest": value, "has_digest": True}), (8, {"digest": value ^ 1, "has_digest": True}), (9, {})):
-        decode.publish(room)
-        assert decode.published(room).digest
-        decode.write(room, **more)
-    decode.until(("Landed", 7), ("Freed", 8), ("Freed", 9))
-    assert (decode.failure(8).code, decode.failure(8).cause, decode.failure(8).origin) == ("DATA_LOSS", "digest_mismatch", "transfer")
-    assert decode.failure(9).cause == "digest_missing"
-
-
-def test_one_room_in_some_is_sampled() -> None:
-    assert [DigestSampler("sample").wants(room) for room in range(2 * SAMPLE_ONE_IN)].count(True) == 2
-    assert not DigestSampler("off").wants(SAMPLE_ONE_IN)
 
 
 @pytest.mark.parametrize(("more", "cause"), [({"num_tokens": 9}, "length_mismatch"), ({"first_token": -1}, "first_token_missing")])
@@ -203,127 +77,6 @@ def test_an_abort_that_crosses_a_landing_frees_once(decode) -> None:
     assert decode.revokes() == []
     decode.importer.abort(8, GONE)
     assert decode.names() == [("Published", 7), ("Freed", 7)]
-
-
-def test_an_abort_while_the_digest_is_computed(make_decode, monkeypatch) -> None:
-    decode = make_decode("all")
-    hold, inside = threading.Event(), threading.Event()
-    real = decode.importer._compare
-
-    def slow(landing) -> None:
-        inside.set()
-        hold.wait(5)
-        real(landing)
-
-    monkeypatch.setattr(decode.importer, "_compare", slow)
-    decode.publish(7)
-    decode.write(7)
-    assert inside.wait(5)
-    decode.importer.abort(7, GONE)
-    assert decode.names() == [("Published", 7), ("Freed", 7)]
-    hold.set()
-    decode.settle()
-    assert decode.names() == [("Published", 7), ("Freed", 7)]
-    assert decode.revokes() == [], "the bell was the writer's last write: there is nothing to revoke"
-
-
-class RecordingHash:
-    """Keeps what is asked of it, in order, and by which thread."""
-
-    name = HostPageHash.name
-
-    def __init__(self) -> None:
-        self.told: list[tuple[object, ...]] = []
-        self.threads: dict[str, str] = {}
-
-    def _tell(self, what: str, *arguments: object) -> None:
-        self.told.append((what, *arguments))
-        self.threads[what] = threading.current_thread().name
-
-    def open(self, extents, first, count, heads=None):
-        self._tell("open", list(extents), first, count, heads)
-        return self
-
-    def prepare(self) -> None:
-        self._tell("prepare")
-
-    def ahead(self, layers, first, count, ready) -> None:
-        self._tell("ahead", layers, first, count, ready)
-
-    def value(self) -> int:
-        self._tell("value")
-        return 11
-
-
-@pytest.fixture
-def recording(make_decode) -> tuple[Decode, RecordingHash]:
-    decode, hash_ = make_decode("all"), RecordingHash()
-    decode.importer._page_hashes = [hash_]
-    return decode, hash_
-
-
-def test_a_digest_is_prepared_when_its_room_is_published_and_begun_by_the_doorbell(recording) -> None:
-    decode, hash_ = recording
-    waited: list[float] = []
-    decode.importer.on_digest(waited.append)
-    decode.publish(7, resident_pages=1)
-    decode.importer._checks.submit(int).result(5)
-    assert hash_.told == [("open", list(PAGES), 1, 2, None), ("prepare",)]
-    decode.write(7, digest=11, has_digest=True)
-    decode.until(("Landed", 7))
-    assert hash_.told[2:] == [("ahead", range(LAYOUT.num_layers), 0, 2, None), ("value",)]
-    decode.importer._checks.submit(int).result(5)
-    assert len(waited) == 1
-    assert 0 < waited[0] < 5
-    assert hash_.threads["prepare"] == hash_.threads["value"] != hash_.threads["ahead"]
-
-
-def test_a_room_that_lands_before_its_digest_is_prepared_waits_for_it(recording) -> None:
-    decode, hash_ = recording
-    hold = threading.Event()
-    decode.importer._checks.submit(hold.wait, 5)
-    decode.publish(7)
-    decode.write(7, digest=12, has_digest=True)
-    decode.settle()
-    assert decode.names() == [("Published", 7)]
-    hold.set()
-    decode.until(("Freed", 7))
-    assert decode.failure(7).cause == "digest_mismatch"
-    assert [what for what, *_ in hash_.told] == ["open", "prepare", "value"]
-
-
-@pytest.mark.parametrize("at", ["open", "prepare", "ahead", "value"])
-def test_a_digest_that_fails_ends_its_room_by_name(recording, at, monkeypatch) -> None:
-    decode, hash_ = recording
-
-    def fails(*_: object) -> None:
-        raise RuntimeError("out of memory on the device")
-
-    monkeypatch.setattr(hash_, at, fails)
-    decode.publish(7)
-    decode.importer._checks.submit(int).result(5)
-    decode.write(7, digest=11, has_digest=True)
-    decode.until(("Freed", 7))
-    assert decode.failure(7).cause == "digest_failed"
-    assert "out of memory on the device" in decode.failure(7).message
-    assert ("Landed", 7) not in decode.names()
-    monkeypatch.undo()
-    decode.publish(8)  # the next one is well
-    decode.write(8, digest=11, has_digest=True)
-    decode.until(("Landed", 8))
-
-
-def test_the_digest_of_a_room_that_is_over_is_not_prepared(recording) -> None:
-    decode, hash_ = recording
-    hold = threading.Event()
-    decode.importer._checks.submit(hold.wait, 5)
-    decode.publish(7)
-    decode.importer.abort(7, GONE)
-    decode.importer.quiesced(7, decode.published(7).lease_generation)
-    assert decode.names()[-1] == ("Freed", 7)
-    hold.set()
-    decode.importer._checks.submit(int).result(5)
-    assert hash_.told == []
 
 
 @pytest.mark.parametrize("aborted", [False, True])
