@@ -31,6 +31,8 @@ class Scripted(inference_pb2_grpc.InferenceServicer):
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, "max_tokens=9999 is above the limit 8192")
         yield inference_pb2.GenerateResponse(request_id="r", seed=4)
         yield inference_pb2.GenerateResponse(text="Par")
+        if request.sampling.max_tokens == 1:
+            await context.abort(grpc.StatusCode.UNAVAILABLE, "the decode server was lost")
         yield inference_pb2.GenerateResponse(text="is.")
         yield inference_pb2.GenerateResponse(
             finish_reason=common_pb2.FINISH_REASON_STOP,
@@ -90,9 +92,22 @@ async def test_an_error_keeps_its_status_and_the_gateways_words(server: tuple[Sc
             await client.chat(ChatOptions("m", max_tokens=9999), [("user", "u")], lambda text: None)
 
 
+async def test_an_answer_that_breaks_off_ends_its_line(server: tuple[Scripted, str], capsys: pytest.CaptureFixture[str]) -> None:
+    async with connect(server[1]) as client:
+        with pytest.raises(CallError, match="answered UNAVAILABLE: the decode server was lost"):
+            await say(client, ChatOptions("m", max_tokens=1), [("user", "u")], Console(file=io.StringIO()))
+    assert capsys.readouterr().out == "Par\n"
+
+
+async def test_an_address_with_a_scheme_is_none() -> None:
+    with pytest.raises(UsageError, match=r"--address is 'http://127\.0\.0\.1:8000', but must be host:port"):
+        async with connect("http://127.0.0.1:8000"):
+            pass
+
+
 async def test_nobody_there_names_the_address() -> None:
     async with connect("127.0.0.1:1") as client:
-        with pytest.raises(CallError, match=r"127\.0\.0\.1:1 answered UNAVAILABLE"):
+        with pytest.raises(CallError, match=r"no gateway answers gRPC at 127\.0\.0\.1:1: .*Connection refused"):
             await client.model_or_only(None)
 
 

@@ -114,11 +114,12 @@ def test_a_folder_that_is_no_model_is_named(tmp_path: Path) -> None:
         FleetOptions(tmp_path / "nowhere", "m")
 
 
-def test_only_the_latest_run_folders_and_those_in_use_stay(tmp_path: Path) -> None:
+@pytest.mark.parametrize("num_over", range(13))
+def test_only_the_latest_run_folders_and_those_in_use_stay(tmp_path: Path, num_over: int) -> None:
     in_use = tmp_path / f"20190101-000000-{os.getppid()}"
     in_use.mkdir()
-    for index in range(12):
+    for index in range(num_over):
         (tmp_path / f"20200101-0000{index:02}-{GONE_PID}").mkdir()
     newest = new_run_dir(tmp_path)
     left = sorted(path.name for path in tmp_path.iterdir())
-    assert left == [in_use.name, *(f"20200101-0000{index:02}-{GONE_PID}" for index in range(3, 12)), newest.name]
+    assert left == [in_use.name, *(f"20200101-0000{index:02}-{GONE_PID}" for index in range(max(0, num_over - 9), num_over)), newest.name]

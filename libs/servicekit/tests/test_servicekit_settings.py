@@ -67,6 +67,7 @@ def test_types() -> None:
     settings = load(["--digest", "--peers", "a:1, b:2,"], BATON_PROBE_RATIO="0.5", BATON_PROBE_KEY="s3cret")
     assert settings.digest is True
     assert settings.peers == ("a:1", "b:2")
+    assert load(["--peers", "a:1", "--peers=b:2,c:3"]).peers == ("a:1", "b:2", "c:3")  # the last one does not win in silence
     assert settings.ratio == 0.5
     assert settings.model_path == Path("/m")
     assert settings.key is not None

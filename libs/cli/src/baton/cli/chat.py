@@ -57,7 +57,18 @@ async def _converse(
 
 async def say(client: GatewayClient, options: ChatOptions, turns: Turns, console: Console) -> Answer:
     """Streams one answer to standard output, then its report if asked for; that servers failed on the way is told in any case."""
-    answer = await client.chat(options, turns, _write)
+    written: list[str] = []
+
+    def write(text: str) -> None:
+        written[:] = [text]
+        _write(text)
+
+    try:
+        answer = await client.chat(options, turns, write)
+    except BaseException:
+        if written:
+            _write("\n")  # what is said of the failure is no part of the answer
+        raise
     _write("\n")
     if answer.finish == "length":
         console.print("(cut off: the limit of tokens was reached)", style="dim", highlight=False)

@@ -15,6 +15,8 @@ from baton.servicekit import TlsError, TlsSettings, open_channel
 from baton.wire.channel import CHANNEL_OPTIONS
 
 DEFAULT_ADDRESS = "127.0.0.1:8001"
+#: How gRPC's own word begins when there is no connection.
+_NOBODY = "failed to connect to all addresses"
 
 Address = Annotated[str, typer.Option("--address", "--gateway", help="The gateway's gRPC address, host:port.")]
 ApiKeyFile = Annotated[
@@ -51,7 +53,10 @@ def reach(api_key_file: Path | None, ca_file: Path | None, cert_file: Path | Non
 
 @asynccontextmanager
 async def channel_to(address: str, found: Reach) -> AsyncIterator[grpc.aio.Channel]:
-    """A channel to a gateway's gRPC address: plain text unless a CA file is named. Raises UsageError for certificates that cannot be used."""
+    """A channel to a gateway's gRPC address: plain text unless a CA file is named. Raises UsageError for certificates that cannot be used, and for
+    an address with a scheme."""
+    if "://" in address:
+        raise UsageError(f"--address is {address!r}, but must be host:port of the gateway's gRPC port, as in {DEFAULT_ADDRESS}")
     try:
         channel = open_channel(address, found.tls, CHANNEL_OPTIONS)
     except TlsError as error:
@@ -61,8 +66,12 @@ async def channel_to(address: str, found: Reach) -> AsyncIterator[grpc.aio.Chann
 
 
 def call_error(address: str, error: grpc.aio.AioRpcError, hint: str = "", details: str | None = None) -> CallError:
-    """A call's end as a person reads it: the gateway's own words, or `details` for them."""
-    return CallError(f"the gateway at {address} answered {error.code().name}: {error.details() if details is None else details}{hint}")
+    """A call's end as a person reads it: the gateway's own words, or `details` for them. Where nobody answered these are gRPC's."""
+    said = error.details() or ""
+    if error.code() is grpc.StatusCode.UNAVAILABLE and said.startswith(_NOBODY):
+        why = said.rpartition("last error: ")[2]
+        return CallError(f"no gateway answers gRPC at {address}: is one running there, and is that its gRPC port? HTTP has one of its own ({why})")
+    return CallError(f"the gateway at {address} answered {error.code().name}: {said if details is None else details}{hint}")
 
 
 def _api_key(file: Path | None) -> str:

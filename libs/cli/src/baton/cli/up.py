@@ -122,7 +122,7 @@ def new_run_dir(parent: Path) -> Path:
     """A folder for the logs and ready files of one run, named by time and process; of runs that are over, only the latest few are kept."""
     parent.mkdir(parents=True, exist_ok=True)
     over = sorted(path for path in parent.iterdir() if path.is_dir() and not _runs(path.name.rpartition("-")[2]))
-    for old in over[: len(over) - RUNS_KEPT + 1]:
+    for old in over[: max(0, len(over) - RUNS_KEPT + 1)]:
         shutil.rmtree(old, ignore_errors=True)
     run_dir = parent / f"{datetime.now(tz=UTC):%Y%m%d-%H%M%S}-{os.getpid()}"
     run_dir.mkdir()

@@ -56,6 +56,8 @@ def read_flags(service: str, about: str, settings: Sequence[Setting], argv: Sequ
         raw = given[".".join(setting.path)]
         if raw is None:
             continue
+        if isinstance(raw, list):
+            raw = ",".join(raw)
         values[setting.path] = raw if isinstance(raw, bool) else _split(setting, raw)
         origins[setting.path] = (setting.flag, str(raw))
     return values
@@ -63,10 +65,13 @@ def read_flags(service: str, about: str, settings: Sequence[Setting], argv: Sequ
 
 def _add_flag(parser: argparse.ArgumentParser, setting: Setting) -> None:
     names = setting.env if setting.shared_env is None else f"{setting.env}, {setting.shared_env}"
-    text = f"{setting.description} [{setting.type_name}; default: {setting.default_text}; {names}]".replace("%", "%%")
+    kind = f"{setting.type_name}, comma separated or one a flag" if setting.is_tuple else setting.type_name
+    text = f"{setting.description} [{kind}; default: {setting.default_text}; {names}]".replace("%", "%%")
     dest = ".".join(setting.path)
     if setting.is_bool:
         parser.add_argument(setting.flag, dest=dest, action=argparse.BooleanOptionalAction, default=None, help=text)
+    elif setting.is_tuple:
+        parser.add_argument(setting.flag, dest=dest, action="append", default=None, metavar="VALUE", help=text)
     else:
         parser.add_argument(setting.flag, dest=dest, default=None, metavar="VALUE", help=text)
 
