@@ -109,6 +109,11 @@ class Costs:
         """Of a request outside of the servers' steps."""
         return self.request_s + (self.path.request_s if is_split and self.path is not None else 0.0)
 
+    def first_token_s(self, tokens: int, max_batched: int) -> float:
+        """Of a prompt that has a plain server of so many tokens a step for itself."""
+        steps, num_chunks = self.steps, -(-tokens // max_batched)
+        return self.request_s + steps.prefill_step_s * num_chunks + steps.prefill_token_s * tokens + steps.prefill_square_s * tokens**2
+
     def with_path(self, **changes: float) -> "Costs":
         """The same servers over another link."""
         if self.path is None:

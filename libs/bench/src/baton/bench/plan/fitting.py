@@ -8,9 +8,10 @@ import numpy.typing as npt
 
 from baton.bench.errors import CalibrationError
 from baton.bench.plan.calibration import Calibration, Residuals
-from baton.bench.plan.costs import Costs, Jitter, Neighbours, PathCosts, Roles, StepCosts
+from baton.bench.plan.costs import Costs, Jitter, StepCosts
 from baton.bench.plan.job import ServerLimits
 from baton.bench.plan.nonnegative import fit
+from baton.bench.plan.pair_costs import pair_first_s, with_pair
 from baton.bench.plan.points import DecodeGap, FirstToken, Points
 
 Array = npt.NDArray[np.float64]
@@ -24,10 +25,6 @@ MIN_LENGTHS = 3
 MIN_STEPS_OF_ROWS = 20
 NUM_REPLICATES = 12
 NUM_QUANTILES = 101
-#: A neighbour or a role is not believed to make anything faster; what says so is noise.
-LEAST_FACTOR = 1.0
-#: Bytes a second of a link that was not timed.
-ENDLESS = 1e15
 
 
 @dataclass(frozen=True)
@@ -93,7 +90,7 @@ def _costs(plain: Points, split: Points, max_batched: int) -> Costs:
     request_s, step_s, token_s, square_s, share = map(float, fit(columns, seconds))
     steps = replace(decode, prefill_step_s=step_s, prefill_token_s=token_s, prefill_square_s=square_s, mixed_share=share if plain.mixed else 1.0)
     costs = Costs(steps, request_s if outside_s is None else outside_s)
-    return costs if not split.first else _with_split(costs, split, max_batched)
+    return costs if not split.first else with_pair(costs, split, max_batched)
 
 
 def _decode(gaps: Sequence[DecodeGap]) -> StepCosts:
@@ -140,70 +137,11 @@ def _seconds(points: Sequence[DecodeGap] | Sequence[FirstToken]) -> Array:
     return np.asarray([point.seconds for point in points])
 
 
-def first_token_s(costs: Costs, tokens: int, max_batched: int) -> float:
-    """Of a prompt that has a plain server for itself."""
-    steps = costs.steps
-    chunks = _num_chunks(tokens, max_batched)
-    return costs.request_s + steps.prefill_step_s * chunks + steps.prefill_token_s * tokens + steps.prefill_square_s * tokens**2
-
-
-def _with_split(costs: Costs, split: Points, max_batched: int) -> Costs:
-    idle = [point for point in split.first if not point.boundary_s]
-    beside = [point for point in split.first if point.boundary_s]
-    computed_s = np.asarray([first_token_s(costs, point.tokens, max_batched) - costs.request_s for point in idle])
-    said = [point.bootstrap_s for point in idle if point.bootstrap_s is not None]
-    # An idle prefill server begins before it knows decode's pages: only prompts that take longer than the bootstrap say what computing costs there.
-    longer = computed_s > (float(np.median(said)) if said else 0.0)
-    told = longer if longer.sum() >= MIN_LENGTHS else np.ones(len(idle), dtype=bool)
-    constant_s, prefill = map(float, fit(np.column_stack((np.ones(told.sum()), computed_s[told])), _seconds(idle)[told]))
-    bootstrap_s = float(np.median(said)) if said else max(0.0, constant_s - costs.request_s)
-    late_s = _seconds(idle) - costs.request_s - np.maximum(bootstrap_s, max(LEAST_FACTOR, prefill) * computed_s)
-    request_s = max(0.0, float(np.median(late_s)))
-    alone = [gap for gap in split.decode if not gap.beside_prefill]
-    decode = _ratio(alone, costs, 1.0) if alone else LEAST_FACTOR
-    roles = Roles(max(LEAST_FACTOR, prefill), max(LEAST_FACTOR, decode))
-    slowed_decode = _ratio([gap for gap in split.decode if gap.beside_prefill], costs, roles.decode)
-    path = _path(split, bootstrap_s, request_s)
-    slowed_prefill = _prefill_slowdown(beside, replace(costs, path=path), roles, max_batched) if beside else LEAST_FACTOR
-    neighbours = Neighbours(max(LEAST_FACTOR, slowed_prefill), max(LEAST_FACTOR, slowed_decode))
-    return Costs(costs.steps, costs.request_s, path, roles, neighbours)
-
-
-def _prefill_slowdown(beside: Sequence[FirstToken], costs: Costs, roles: Roles, max_batched: int) -> float:
-    """Of all their time together, so that long prompts count. An idle prefill server begins at once, and the first token waits for decode, which
-    reserves pages when its step ends, only where the prompt is computed sooner than that: those say nothing."""
-    assert costs.path is not None
-    own_s = [(point, roles.prefill * (first_token_s(costs, point.tokens, max_batched) - costs.request_s)) for point in beside]
-    outside_s, bootstrap_s = costs.outside_s(is_split=True), costs.path.bootstrap_s
-    told = [(point.seconds - outside_s, own) for point, own in own_s if own > point.boundary_s + bootstrap_s]
-    return sum(seconds for seconds, _ in told) / sum(own for _, own in told) if told else LEAST_FACTOR
-
-
-def _ratio(gaps: Sequence[DecodeGap], costs: Costs, factor: float) -> float:
-    """Median of measured over fitted."""
-    if not gaps:
-        return LEAST_FACTOR
-    return float(np.median([gap.seconds / (factor * costs.steps.decode_s(gap.rows, gap.context)) for gap in gaps]))
-
-
-def _path(split: Points, bootstrap_s: float, request_s: float) -> PathCosts:
-    """Exposed time is that of the handing over and of the bytes of the last layer; bytes over the time of writing are the link's speed."""
-    transfers = [transfer for transfer in split.transfers if transfer.exposed_s > 0]
-    per_token = sum(transfer.num_bytes for transfer in split.transfers) / max(1, sum(transfer.tokens for transfer in split.transfers))
-    if not transfers:
-        return PathCosts(per_token, ENDLESS, 0.0, 0.0, bootstrap_s, request_s)
-    columns = np.asarray([[1.0, transfer.num_bytes] for transfer in transfers])
-    handoff_s, per_byte_s = map(float, fit(columns, np.asarray([transfer.exposed_s for transfer in transfers])))
-    timed = [(transfer.num_bytes, transfer.busy_s) for transfer in transfers if transfer.busy_s]
-    bandwidth = sum(num for num, _ in timed) / sum(busy for _, busy in timed) if timed else ENDLESS
-    return PathCosts(per_token, bandwidth, min(1.0, per_byte_s * bandwidth), handoff_s, bootstrap_s, request_s)
-
-
 def _residuals(measured: Measured, costs: Costs) -> tuple[dict[str, Residuals], Jitter]:
     steps, plain, split = costs.steps, measured.plain, measured.split
     decode = np.asarray([gap.seconds / steps.decode_s(gap.rows, gap.context) for gap in plain.decode])
     first = np.asarray(
-        [point.seconds / first_token_s(costs, point.tokens, measured.limits.max_batched_tokens) for point in plain.first if not point.boundary_s]
+        [point.seconds / costs.first_token_s(point.tokens, measured.limits.max_batched_tokens) for point in plain.first if not point.boundary_s]
     )
     found = {"decode step": decode, "first token, idle server": first}
     if plain.mixed:
@@ -212,17 +150,11 @@ def _residuals(measured: Measured, costs: Costs) -> tuple[dict[str, Residuals], 
     if split.first:
         idle = [point for point in split.first if not point.boundary_s]
         found["first token, idle split"] = np.asarray([point.seconds for point in idle]) / np.asarray(
-            [_split_first_s(costs, point.tokens, measured.limits.max_batched_tokens) for point in idle]
+            [pair_first_s(costs, point.tokens, measured.limits.max_batched_tokens) for point in idle]
         )
     quantiles = np.linspace(0, 1, NUM_QUANTILES)
     jitter = Jitter(tuple(np.quantile(first, quantiles).tolist()), tuple(np.quantile(decode, quantiles).tolist()))
     return {name: _residual(ratios) for name, ratios in found.items()}, jitter
-
-
-def _split_first_s(costs: Costs, tokens: int, max_batched: int) -> float:
-    assert costs.path is not None
-    own_s = costs.roles.prefill * (first_token_s(costs, tokens, max_batched) - costs.request_s)
-    return costs.outside_s(is_split=True) + max(costs.path.bootstrap_s, own_s)  # an idle prefill server does not wait for the one to begin the other
 
 
 def _residual(ratios: Array) -> Residuals:

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from baton.bench.plan.calibration import Calibration
-from baton.bench.plan.fitting import ENDLESS
+from baton.bench.plan.pair_costs import ENDLESS
 from baton.bench.plan.predict import Band, Prediction
 from baton.bench.plan.sizing import Demand, Sized
 
