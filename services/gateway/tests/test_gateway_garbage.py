@@ -13,6 +13,7 @@ from typing import Any
 import grpc
 import httpx
 import pytest
+from gateway_bodies import CHAT
 from gateway_harness import MODEL, Stack, ask, eventually, greedy
 from gateway_worker import ScriptedWorker, by_the_book, silence
 
@@ -54,6 +55,19 @@ async def over_http(stack: Stack) -> None:
     assert reply.status_code == 200
 
 
+async def streamed_chat(stack: Stack) -> None:
+    async with httpx.AsyncClient() as client:
+        reply = await client.post(f"{stack.http}/v1/chat/completions", json=CHAT | {"stream": True, "stream_options": {"include_usage": True}})
+    assert reply.text.endswith("data: [DONE]\n\n")
+
+
+async def stopped(stack: Stack) -> None:
+    """By a string, so that the gateway ends the legs."""
+    sampling = greedy()
+    sampling.stop.append("forty")
+    assert (await stack.reply(ask(sampling=sampling))).text == "the answer is "
+
+
 async def left(stack: Stack) -> None:
     stack.script(prefill=silence, decode=silence)
     call = stack.call()
@@ -85,7 +99,7 @@ async def test_a_request_that_went_on_elsewhere_leaves_no_cycle(stack_of: StackO
     assert sum(stack.gateway.rooms.retries.values()) == 1
 
 
-@pytest.mark.parametrize("request_of", [answered, several, over_http, left])
+@pytest.mark.parametrize("request_of", [answered, several, over_http, streamed_chat, stopped, left])
 async def test_a_request_that_has_ended_leaves_no_cycle(stack_of: StackOf, request_of: Callable[[Stack], Any]) -> None:
     stack = await stack_of(retries=0)
     await request_of(stack)
